@@ -1,0 +1,122 @@
+"""The stages of the layer, one file each, and the tables that bind them to a machine.
+
+Every table has the same keys, so `layer.py` runs with any of them::
+
+    REFERENCE   NumPy, bf16 arrays as `ml_dtypes.bfloat16`
+    PLAIN       the readable kernels, on whatever machine `runtime.backend` chose; bf16 arrays as uint16 patterns
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsv41_numba.compare import bf16_array
+from dsv41_numba.formats.bf16 import BF16
+from dsv41_numba.ops.compress import pool, pool_ref, store_partial, store_partial_ref
+from dsv41_numba.ops.grouped_linear import grouped_linear, grouped_linear_ref
+from dsv41_numba.ops.index_score import index_score, index_score_ref, index_weights, index_weights_ref
+from dsv41_numba.ops.linear import linear, linear_f32, linear_f32_ref, linear_ref
+from dsv41_numba.ops.quant_fp4 import (
+    fp4_round_trip_e4m3,
+    fp4_round_trip_e4m3_ref,
+    fp4_round_trip_e8m0,
+    fp4_round_trip_e8m0_ref,
+)
+from dsv41_numba.ops.quant_fp8 import fp8_round_trip, fp8_round_trip_ref
+from dsv41_numba.ops.ring import ring_write, ring_write_ref
+from dsv41_numba.ops.rmsnorm import rmsnorm, rmsnorm_f32, rmsnorm_f32_ref, rmsnorm_ref
+from dsv41_numba.ops.rope import rope, rope_inverse, rope_inverse_ref, rope_ref
+from dsv41_numba.ops.sparse_attention import sparse_attention, sparse_attention_ref
+from dsv41_numba.ops.topk import candidate_blocks, select
+from dsv41_numba.runtime import backend
+
+
+@dataclass(frozen=True)
+class Ops:
+    """One op table: where its arrays live, and one callable a stage. Each stage's file is its contract."""
+
+    name: str
+    bf16: np.dtype
+    to_device: Callable[[np.ndarray], Any]
+    to_host: Callable[[Any], np.ndarray]  # bf16 comes back as ml_dtypes.bfloat16
+    zeros: Callable[..., Any]
+    linear: Callable[..., Any]
+    linear_f32: Callable[..., Any]
+    rmsnorm: Callable[..., Any]
+    rmsnorm_f32: Callable[..., Any]
+    rope: Callable[..., Any]
+    rope_inverse: Callable[..., Any]
+    fp8_round_trip: Callable[..., Any]
+    fp4_round_trip_e8m0: Callable[..., Any]
+    fp4_round_trip_e4m3: Callable[..., Any]
+    pool: Callable[..., Any]
+    store_partial: Callable[..., Any]
+    ring_write: Callable[..., Any]
+    index_weights: Callable[..., Any]
+    index_score: Callable[..., Any]
+    candidate_blocks: Callable[..., np.ndarray]
+    select: Callable[..., np.ndarray]
+    sparse_attention: Callable[..., Any]
+    grouped_linear: Callable[..., Any]
+
+
+def _bf16_to_host(array: Any) -> np.ndarray:
+    host = backend.to_host(array)
+    return bf16_array(host) if host.dtype == np.uint16 else host
+
+
+REFERENCE = Ops(
+    name="reference",
+    bf16=np.dtype(BF16),
+    to_device=np.asarray,
+    to_host=np.asarray,
+    zeros=np.zeros,
+    linear=linear_ref,
+    linear_f32=linear_f32_ref,
+    rmsnorm=rmsnorm_ref,
+    rmsnorm_f32=rmsnorm_f32_ref,
+    rope=rope_ref,
+    rope_inverse=rope_inverse_ref,
+    fp8_round_trip=fp8_round_trip_ref,
+    fp4_round_trip_e8m0=fp4_round_trip_e8m0_ref,
+    fp4_round_trip_e4m3=fp4_round_trip_e4m3_ref,
+    pool=pool_ref,
+    store_partial=store_partial_ref,
+    ring_write=ring_write_ref,
+    index_weights=index_weights_ref,
+    index_score=index_score_ref,
+    candidate_blocks=candidate_blocks,
+    select=select,
+    sparse_attention=sparse_attention_ref,
+    grouped_linear=grouped_linear_ref,
+)
+
+PLAIN = Ops(
+    name="plain",
+    bf16=np.dtype(np.uint16),
+    to_device=backend.to_device,
+    to_host=_bf16_to_host,
+    zeros=backend.zeros,
+    linear=linear,
+    linear_f32=linear_f32,
+    rmsnorm=rmsnorm,
+    rmsnorm_f32=rmsnorm_f32,
+    rope=rope,
+    rope_inverse=rope_inverse,
+    fp8_round_trip=fp8_round_trip,
+    fp4_round_trip_e8m0=fp4_round_trip_e8m0,
+    fp4_round_trip_e4m3=fp4_round_trip_e4m3,
+    pool=pool,
+    store_partial=store_partial,
+    ring_write=ring_write,
+    index_weights=index_weights,
+    index_score=index_score,
+    candidate_blocks=candidate_blocks,
+    select=select,
+    sparse_attention=sparse_attention,
+    grouped_linear=grouped_linear,
+)
+
+TABLES = {table.name: table for table in (REFERENCE, PLAIN)}

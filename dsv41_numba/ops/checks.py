@@ -1,0 +1,35 @@
+"""What every launcher checks before it launches: a wrong argument is one clear ValueError, on any backend."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+SHARED_LIMIT_BYTES = 48 * 1024  # a block's shared memory, static and dynamic together, without an opt-in
+
+
+def check_array(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]) -> None:
+    """Refuse an array that is not C-contiguous `dtype` of `shape` (None matches any size), naming what differs."""
+    dtype = np.dtype(dtype)
+    if not hasattr(array, "dtype") or not hasattr(array, "shape"):
+        raise ValueError(f"{name}: expected a {dtype} array, got {type(array).__name__}")
+    if array.dtype != dtype:
+        hint = " (pass bf16 through backend.to_device)" if array.dtype.name == "bfloat16" else ""
+        raise ValueError(f"{name}: expected dtype {dtype}, got {array.dtype}{hint}")
+    if len(array.shape) != len(shape) or any(want not in (None, got) for want, got in zip(shape, array.shape)):
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: expected shape [{wanted}], got {list(array.shape)}")
+    strides = [array.dtype.itemsize * math.prod(array.shape[axis + 1 :]) for axis in range(len(array.shape))]
+    if 0 not in array.shape and any(
+        size > 1 and stride != want for size, stride, want in zip(array.shape, array.strides, strides)
+    ):
+        raise ValueError(f"{name}: expected a C-contiguous array, got strides {tuple(array.strides)} in bytes")
+
+
+def check_shared(kernel: str, needed_bytes: int, static_bytes: int = 0) -> None:
+    """Refuse a launch whose shared memory would pass the 48 KiB line; neither emulator nor simulator has that line."""
+    if needed_bytes + static_bytes > SHARED_LIMIT_BYTES:
+        raise ValueError(
+            f"{kernel}: expected at most {SHARED_LIMIT_BYTES} bytes of shared memory a block, "
+            f"got {needed_bytes + static_bytes}"
+        )

@@ -1,0 +1,139 @@
+"""fp4 round trip: each block of entries becomes e2m1 codes with one scale, and is read back. Two kinds of scale.
+
+Math       e8m0, blocks of 32: scale = 2^ceil(log2(max(amax, 6 * 2^-126) / 6))
+           e4m3, blocks of 16: scale = e4m3(max(amax, 6 * 2^-9) / 6)
+           y = bf16(e2m1(x / scale) * scale), amax the largest magnitude of the block
+Shapes     x [..., D] bf16, D a multiple of 32 (e8m0) or 16 (e4m3); blocks lie along the last axis -> y [..., D] bf16
+Precision  every bit is fixed. Both divisions are true f32 divisions; for x / scale with an e4m3 scale a multiplication
+           by the reciprocal gives other codes (0.0366 / 0.0293 is a tie, its reciprocal's product is not). The scale is
+           final BEFORE anything is quantised: the power of two at or above amax / 6, or amax / 6 to the nearest e4m3,
+           ties to even, at most 448. e2m1 clamps to +-6 and rounds to nearest even; the sign of zero survives.
+           e8m0: a product above bf16's range is an infinity (4 * 2^126, when amax is at bf16's end); an infinity in x
+           has no scale and makes its whole block NaN. e4m3: all magnitudes above 2688, infinity too, become 2688.
+           A NaN in x makes its whole block NaN, for both.
+Launch     grid ceil(N / 256) for N entries, block 256, which is 8 or 16 blocks of entries; 1 KiB of shared memory
+Moves      4 N bytes
+Errors     ValueError when x is not a C-contiguous bf16 array whose last axis is a multiple of 32 (e8m0) or 16 (e4m3)
+Source     steps 5 and 6 of the layer (index keys and index queries, e8m0) and step 9 (latents, e4m3)
+"""
+
+import numpy as np
+from numba import cuda, float32, uint16, uint32
+
+from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
+from dsv41_numba.formats.e2m1 import decode_e2m1, e2m1_to_f32, encode_e2m1, f32_to_e2m1
+from dsv41_numba.formats.e4m3 import decode_e4m3, e4m3_to_f32, encode_e4m3, f32_to_e4m3
+from dsv41_numba.formats.e8m0 import decode_e8m0, e8m0_to_f32, encode_e8m0, f32_to_e8m0
+from dsv41_numba.ops.quant_fp8 import THREADS, group_max, launch_blocks, split_blocks
+
+BLOCK_E8M0 = 32  # entries that share a scale
+BLOCK_E4M3 = 16
+# the largest code is 6, so these floors are the amax of each format's smallest (for e8m0: smallest normal) scale
+AMAX_FLOOR_E8M0 = np.float32(6 * 2.0**-126)
+AMAX_FLOOR_E4M3 = np.float32(6 * 2.0**-9)
+
+
+def fp4_quantise_e8m0_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x [..., D] bf16 -> e2m1 codes [..., D] uint8 (one a byte), e8m0 scales [..., D / 32] uint8."""
+    blocks = split_blocks(x, BLOCK_E8M0).astype(np.float32)
+    amax = np.abs(blocks).max(-1)
+    scale = f32_to_e8m0(np.maximum(amax, AMAX_FLOOR_E8M0) / np.float32(6.0))
+    return _codes_ref(blocks, e8m0_to_f32(scale)).reshape(x.shape), scale
+
+
+def fp4_quantise_e4m3_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """x [..., D] bf16 -> e2m1 codes [..., D] uint8 (one a byte), e4m3 scales [..., D / 16] uint8."""
+    blocks = split_blocks(x, BLOCK_E4M3).astype(np.float32)
+    amax = np.abs(blocks).max(-1)
+    scale = f32_to_e4m3(np.maximum(amax, AMAX_FLOOR_E4M3) / np.float32(6.0))
+    return _codes_ref(blocks, e4m3_to_f32(scale)).reshape(x.shape), scale
+
+
+def fp4_round_trip_e8m0_ref(x: np.ndarray) -> np.ndarray:
+    """x [..., D] bf16 -> [..., D] bf16."""
+    codes, scale = fp4_quantise_e8m0_ref(x)
+    return _dequantise_ref(codes, e8m0_to_f32(scale), BLOCK_E8M0)
+
+
+def fp4_round_trip_e4m3_ref(x: np.ndarray) -> np.ndarray:
+    """x [..., D] bf16 -> [..., D] bf16."""
+    codes, scale = fp4_quantise_e4m3_ref(x)
+    return _dequantise_ref(codes, e4m3_to_f32(scale), BLOCK_E4M3)
+
+
+def _codes_ref(blocks: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """blocks [..., n, block] f32, scale [..., n] f32 -> e2m1 codes. A block whose scale is NaN gets codes of 0."""
+    scale = scale[..., None]
+    with np.errstate(invalid="ignore"):  # infinity / NaN
+        return f32_to_e2m1(np.where(np.isnan(scale), np.float32(0.0), blocks / scale))
+
+
+def _dequantise_ref(codes: np.ndarray, scale: np.ndarray, block: int) -> np.ndarray:
+    values = e2m1_to_f32(split_blocks(codes, block))
+    with np.errstate(over="ignore"):  # the infinities of the contract
+        return as_bf16(values * scale[..., None]).reshape(codes.shape)
+
+
+@cuda.jit(device=True)
+def e2m1_round_trip(x_bits, scale):
+    """The bf16 pattern of one entry, quantised by an f32 scale and read back."""
+    # ref: return f32_to_e2m1(np.where(np.isnan(scale), np.float32(0.0), blocks / scale))
+    code = encode_e2m1(decode_bf16(x_bits) / scale)
+    # ref: return as_bf16(values * scale[..., None]).reshape(codes.shape)
+    return encode_bf16(decode_e2m1(code) * scale)  # a NaN scale makes a NaN of any code
+
+
+@cuda.jit
+def fp4_round_trip_e8m0_kernel(x, y):
+    """One thread an entry of the flat array; 32 neighbours share a power-of-two scale."""
+    partial = cuda.shared.array(THREADS, uint32)
+    i = cuda.grid(1)
+    N = x.shape[0]
+    # beyond the end stands a zero. No thread leaves early: the others wait for it in group_max
+    x_bits = uint16(0)
+    if i < N:
+        x_bits = x[i]
+    # ref: amax = np.abs(blocks).max(-1)
+    # patterns without their sign sort as their values do, and those of NaN come last: a NaN wins
+    amax = decode_bf16(group_max(uint32(x_bits) & uint32(0x7FFF), partial, BLOCK_E8M0))
+    # ref: scale = f32_to_e8m0(np.maximum(amax, AMAX_FLOOR_E8M0) / np.float32(6.0))
+    if amax < AMAX_FLOOR_E8M0:  # false for a NaN, which stays
+        amax = AMAX_FLOOR_E8M0
+    scale = decode_e8m0(encode_e8m0(amax / float32(6.0)))
+    if i < N:
+        y[i] = e2m1_round_trip(x_bits, scale)
+
+
+@cuda.jit
+def fp4_round_trip_e4m3_kernel(x, y):
+    """`fp4_round_trip_e8m0_kernel` with 16 neighbours a block and the nearest e4m3 number as their scale."""
+    partial = cuda.shared.array(THREADS, uint32)
+    i = cuda.grid(1)
+    N = x.shape[0]
+    x_bits = uint16(0)
+    if i < N:
+        x_bits = x[i]
+    # ref: amax = np.abs(blocks).max(-1)
+    amax = decode_bf16(group_max(uint32(x_bits) & uint32(0x7FFF), partial, BLOCK_E4M3))
+    # ref: scale = f32_to_e4m3(np.maximum(amax, AMAX_FLOOR_E4M3) / np.float32(6.0))
+    if amax < AMAX_FLOOR_E4M3:
+        amax = AMAX_FLOOR_E4M3
+    scale = decode_e4m3(encode_e4m3(amax / float32(6.0)))
+    if i < N:
+        y[i] = e2m1_round_trip(x_bits, scale)
+
+
+def fp4_round_trip_e8m0(x):
+    """x [..., D] bf16 bits, a device array, D a multiple of 32 -> [..., D] bf16 bits."""
+    return launch_blocks(fp4_round_trip_e8m0_kernel, BLOCK_E8M0, x)
+
+
+def fp4_round_trip_e4m3(x):
+    """x [..., D] bf16 bits, a device array, D a multiple of 16 -> [..., D] bf16 bits."""
+    return launch_blocks(fp4_round_trip_e4m3_kernel, BLOCK_E4M3, x)
+
+
+if __name__ == "__main__":
+    row = as_bf16(np.linspace(-5, 5, 32, dtype=np.float32))
+    print("e8m0", fp4_round_trip_e8m0_ref(row), "scales", fp4_quantise_e8m0_ref(row)[1])
+    print("e4m3", fp4_round_trip_e4m3_ref(row), "scales", fp4_quantise_e4m3_ref(row)[1])

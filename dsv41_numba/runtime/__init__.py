@@ -1,0 +1,1 @@
+"""Where and how kernels run: `backend` picks the machine, `emulator` is the one that needs no GPU."""

@@ -1,0 +1,40 @@
+"""Runs unmodified `@cuda.jit` kernels on the CPU, compiled: the machine for those who have no GPU.
+
+    emulate(kernel)[grid, block](*args)
+
+How a GPU's threads become something a CPU runs well, in reading order:
+
+- `translate`: a thread becomes a generator, a barrier a yield, an index a checked access (`scope`: what names mean);
+- `module`: the text of the translated kernel, arranged so that a suspended thread is small;
+- `intrinsics`, `devicelib`: what the translated kernel calls, each a few instructions, with CUDA's results;
+- `native`, `cache`: Numba compiles it once; the machine code is kept on disk;
+- `engine`: the scheduler, which resumes the threads of a block from barrier to barrier, and the race check;
+- `layout`: the memory that all of them share;
+- `launch`: checks a launch, packs its arguments, splits its blocks over the cores;
+- `report`, `errors`: what went wrong, with kernel, block, thread and line;
+- `races`, `barriers`: tools for tests.
+"""
+
+from dsv41_numba.runtime.emulator.barriers import barrier_places, count_barriers, without_barrier
+from dsv41_numba.runtime.emulator.errors import (
+    DivergentBarrier,
+    EmulatorError,
+    OutOfBounds,
+    Race,
+    UninitialisedRead,
+)
+from dsv41_numba.runtime.emulator.launch import emulate
+from dsv41_numba.runtime.emulator.races import race_check
+
+__all__ = [
+    "DivergentBarrier",
+    "EmulatorError",
+    "OutOfBounds",
+    "Race",
+    "UninitialisedRead",
+    "barrier_places",
+    "count_barriers",
+    "emulate",
+    "race_check",
+    "without_barrier",
+]

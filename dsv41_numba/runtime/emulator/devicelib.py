@@ -1,0 +1,130 @@
+"""Functions that a kernel may call and that need care on the CPU, as expressions over their translated arguments.
+
+Kept as text and pasted into the translated kernel: `{0}` stands for the first argument. A separately compiled function
+would cost 50 ms at a kernel's first launch. Nothing here is contracted to fma, so `fmul_rn` and `fadd_rn` are a plain
+product and sum.
+"""
+
+import math
+from typing import Any
+
+F, I, U = "_nb.float32({})", "_nb.int32({})", "_nb.uint32({})"  # noqa: E741
+D = "_nb.float64({})"
+FD = "_nb.float64(_nb.float32({}))"
+
+
+def _each(form: str, *kinds: str) -> str:
+    """form with each argument converted to its kind."""
+    return form.format(*(kind.format(f"{{{i}}}") for i, kind in enumerate(kinds)))
+
+
+def _float(name: str) -> str:
+    return _each(f"_nb.float32(math.{name}({{}}))", F)
+
+
+def _rounded_in_double(name: str) -> str:
+    """Computed in float64 and rounded once: within half a step of float32, where CUDA's own is within one or two."""
+    return _each(f"_nb.float32(math.{name}({{}}))", FD)
+
+
+LIBDEVICE = {
+    # exact operations: the same bits as on a GPU
+    "fadd_rn": _each("({} + {})", F, F),
+    "fsub_rn": _each("({} - {})", F, F),
+    "fmul_rn": _each("({} * {})", F, F),
+    "fdiv_rn": _each("({} / {})", F, F),
+    "frcp_rn": _each("(_nb.float32(1.0) / {})", F),
+    "fsqrt_rn": _each("math.sqrt({})", F),
+    "sqrtf": _each("math.sqrt({})", F),
+    "fmaf": _each("_rt.fma({}, {}, {})", F, F, F),
+    "fmaf_rn": _each("_rt.fma({}, {}, {})", F, F, F),
+    "fmaxf": _each("_rt.fmax({}, {})", F, F),
+    "fminf": _each("_rt.fmin({}, {})", F, F),
+    "fabsf": _each("abs({})", F),
+    "copysignf": _each("math.copysign({}, {})", F, F),
+    "floorf": _each("_rt.floor({})", F),
+    "ceilf": _each("_rt.ceil({})", F),
+    "truncf": _each("_rt.trunc({})", F),
+    "rintf": _each("_rt.rint({})", F),
+    "nearbyintf": _each("_rt.rint({})", F),
+    "roundf": _each("_rt.roundf({})", F),
+    "fmodf": _each("_rt.fmod({}, {})", F, F),
+    "ldexpf": _each("math.ldexp({}, {})", F, I),
+    "scalbnf": _each("math.ldexp({}, {})", F, I),
+    "float_as_int": _each("_rt.bitcast({}, _nb.int32)", F),
+    "int_as_float": _each("_rt.bitcast({}, _nb.float32)", I),
+    "float2int_rn": _each("_rt.cast(_rt.rint({}), _nb.int32)", F),
+    "float2int_rz": _each("_rt.cast({}, _nb.int32)", F),
+    "float2int_rd": _each("_rt.cast(_rt.floor({}), _nb.int32)", F),
+    "float2int_ru": _each("_rt.cast(_rt.ceil({}), _nb.int32)", F),
+    "float2uint_rn": _each("_nb.int32(_rt.cast(_rt.rint({}), _nb.uint32))", F),
+    "float2uint_rz": _each("_nb.int32(_rt.cast({}, _nb.uint32))", F),
+    "float2uint_rd": _each("_nb.int32(_rt.cast(_rt.floor({}), _nb.uint32))", F),
+    "float2uint_ru": _each("_nb.int32(_rt.cast(_rt.ceil({}), _nb.uint32))", F),
+    "float2ll_rn": _each("_rt.cast(_rt.rint({}), _nb.int64)", F),
+    "float2ll_rz": _each("_rt.cast({}, _nb.int64)", F),
+    "float2ll_rd": _each("_rt.cast(_rt.floor({}), _nb.int64)", F),
+    "float2ll_ru": _each("_rt.cast(_rt.ceil({}), _nb.int64)", F),
+    "saturatef": _each("_rt.fmin(_rt.fmax({}, _nb.float32(0.0)), _nb.float32(1.0))", F),
+    "int2float_rn": _each("_nb.float32({})", I),
+    "uint2float_rn": _each("_nb.float32({})", U),
+    "isnanf": _each("_nb.int32(math.isnan({}))", F),
+    "isinff": _each("_nb.int32(math.isinf({}))", F),
+    "finitef": _each("_nb.int32(math.isfinite({}))", F),
+    "signbitf": _each("(_rt.bitcast({}, _nb.int32) >> 31 & 1)", F),
+    "min": _each("_rt.fmin({}, {})", I, I),
+    "max": _each("_rt.fmax({}, {})", I, I),
+    "abs": _each("abs({})", I),
+    "popc": _each("_rt.popc({})", I),
+    "clz": _each("_rt.clz({})", I),
+    "ffs": _each("_rt.ffs({})", I),
+    "brev": _each("_rt.brev({})", I),
+    # functions that differ from CUDA's in the last bits
+    "rsqrtf": _each("_nb.float32(1.0 / math.sqrt({}))", FD),
+    "frsqrt_rn": _each("_nb.float32(1.0 / math.sqrt({}))", FD),
+    "exp2f": _each("_nb.float32(2.0 ** {})", FD),
+    "exp10f": _each("_nb.float32(10.0 ** {})", FD),
+    "log2f": _rounded_in_double("log2"),
+    "powf": _each("_nb.float32(math.pow({}, {}))", F, F),
+    "powif": _each("_nb.float32(math.pow({}, {}))", F, D),
+    "hypotf": _each("_nb.float32(math.hypot({}, {}))", F, F),
+    "atan2f": _each("_nb.float32(math.atan2({}, {}))", F, F),
+    "fast_fdividef": _each("({} / {})", F, F),
+    "fast_powf": _each("_nb.float32(math.pow({}, {}))", F, F),
+    "fast_exp10f": _each("_nb.float32(10.0 ** {})", FD),
+    "fast_log2f": _rounded_in_double("log2"),
+}
+_SAME = (
+    "exp log log10 log1p expm1 sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc".split()  # noqa: SIM905
+)
+LIBDEVICE |= {f"{name}f": _float(name) for name in _SAME}
+LIBDEVICE |= {"tgammaf": _float("gamma"), "lgammaf": _float("lgamma")}
+LIBDEVICE |= {f"fast_{name}f": _float(name) for name in ["exp", "log", "log10", "sin", "cos", "tan"]}
+
+# cuda.X(...)
+CUDA = {
+    "fma": "_rt.fma({0}, {1}, {2})",
+    "popc": "_rt.popc({0})",
+    "clz": "_rt.clz({0})",
+    "ffs": "_rt.ffs({0})",
+    "brev": "_rt.brev({0})",
+    "selp": "_rt.select({0}, {1}, {2})",
+}
+
+# math.X(...): the same name in the translated kernel
+MATH = set(
+    "acos acosh asin asinh atan atan2 atanh copysign cos cosh degrees erf erfc exp expm1 fabs gamma hypot "  # noqa: SIM905
+    "isfinite isinf isnan ldexp lgamma log log10 log1p log2 pow radians sin sinh sqrt tan tanh".split()
+)
+
+# Python's own, by the function itself
+PYTHON: dict[Any, str] = {
+    abs: "abs({0})",
+    bool: "bool({0})",
+    float: "_nb.float64({0})",
+    int: "_rt.to_int({0})",
+    len: "len({0})",
+    math.fmod: "_rt.fmod({0}, {1})",
+    math.floor: "_rt.floor({0})",
+    math.ceil: "_rt.ceil({0})",
+}
