@@ -1,0 +1,101 @@
+"""What survives a call: the state of one layer, and the slots through which layers hand each other things.
+
+::
+
+    AttnV41LayerState        window ring        every layer; slot = position mod window
+                             kv_state,          kv sources with ratio >= 2: the group that is not full yet;
+                             score_state        slot = position mod ratio, unused slots of score_state at -inf
+                             compress_kv,       kv sources: one row a compressed position,
+                             index_k            max_seq // ratio rows of which the first (end // ratio) are filled
+    SharedV41                compress_kv        the last published cache of compressed rows, and whose it is
+                             index_k            likewise the index keys
+                             topk               the selection of this call, shifted past the window rows
+                             candidates         the mask that later index sources obey, from this call
+
+Caches are arrays of the op table (NumPy for REFERENCE, device arrays for PLAIN); the selection and the mask are host
+arrays, because the exact top-k runs on the host.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.ops import Ops
+from dsv41_numba.roles import LayerRole
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class AttnV41LayerState:
+    """One layer's caches. bf16 arrays have the op table's bf16 dtype; D = head_dim, r = the layer's ratio.
+
+    window       [window, D] bf16
+    kv_state     [r, D] f32, kv sources with r >= 2, else None
+    score_state  [r, D] f32, likewise
+    compress_kv  [max_seq // r, D] bf16, kv sources, else None
+    index_k      [max_seq // r, index_head_dim] bf16, kv sources, else None
+    next_pos     the position the next call must start at
+    """
+
+    window: Any
+    kv_state: Any = None
+    score_state: Any = None
+    compress_kv: Any = None
+    index_k: Any = None
+    next_pos: int = 0
+
+    @classmethod
+    def new(cls, cfg: AttnV41Cfg, role: LayerRole, ops: Ops) -> "AttnV41LayerState":
+        """Empty caches of one layer: zeros, and -inf in score_state."""
+        state = cls(window=ops.zeros((cfg.window, cfg.head_dim), ops.bf16))
+        if role.is_kv_source:
+            rows = cfg.max_seq // role.ratio
+            state.compress_kv = ops.zeros((rows, cfg.head_dim), ops.bf16)
+            state.index_k = ops.zeros((rows, cfg.index_head_dim), ops.bf16)
+            if role.ratio > 1:
+                group = (role.ratio, cfg.head_dim)
+                state.kv_state = ops.zeros(group, np.float32)
+                state.score_state = ops.to_device(np.full(group, -np.inf, np.float32))
+        return state
+
+    def nbytes(self) -> int:
+        """Bytes of all arrays of this state."""
+        arrays = (self.window, self.kv_state, self.score_state, self.compress_kv, self.index_k)
+        return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in arrays if a is not None)
+
+
+@dataclass
+class Slot(Generic[Value]):
+    """One thing that a layer published: the value, the layer, and the end position of the call that did it."""
+
+    what: str
+    value: Value | None = None
+    layer: int | None = None
+    end: int = -1
+
+    def publish(self, value: Value, layer: int, end: int) -> None:
+        self.value, self.layer, self.end = value, layer, end
+
+    def read(self, reader: int, source: int | None, end: int) -> Value:
+        """The value, if `source` published it in the call that ends at `end`; else a ValueError that says so."""
+        if self.value is None or self.layer != source or self.end != end:
+            found = "nothing was published" if self.value is None else f"the last came from layer {self.layer}"
+            when = "" if self.layer != source else f" for the call that ended at position {self.end}"
+            raise ValueError(
+                f"layer {reader}: expected the {self.what} of layer {source} for the call that ends at position {end}, "
+                f"but {found}{when}; run layer {source} first"
+            )
+        return self.value
+
+
+@dataclass
+class SharedV41:
+    """The slots that the layers of one stack share, in layer order. See the module's picture."""
+
+    compress_kv: Slot[Any] = field(default_factory=lambda: Slot("compressed rows"))
+    index_k: Slot[Any] = field(default_factory=lambda: Slot("index keys"))
+    topk: Slot[np.ndarray] = field(default_factory=lambda: Slot("selection"))
+    candidates: Slot[np.ndarray] = field(default_factory=lambda: Slot("candidate mask"))

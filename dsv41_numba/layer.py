@@ -1,0 +1,296 @@
+"""START HERE: one layer's forward, the fourteen steps.
+
+`forward` serves every layer. The layer's role decides which of three paths through steps 4 to 9 it takes::
+
+    SWA      window only: steps 4 to 9 do not exist
+    FULL     makes compressed rows and index keys, selects, publishes all three
+    REINDEX  selects anew from another layer's compressed rows and index keys
+    REUSE    takes another layer's compressed rows and selection as they are
+
+and the op table decides what runs: `REFERENCE` (NumPy), or `PLAIN` (the readable kernels, on a GPU or the emulator).
+Shapes: T tokens of this call, H heads of D, Hi index heads of Di, G compressed positions so far, n of them new,
+W window, S = window slots + selected positions.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsv41_numba.caches import AttnV41LayerState, SharedV41
+from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.ops import Ops
+from dsv41_numba.roles import LayerRole
+from dsv41_numba.weights import AttnV41LayerWeights
+
+INDEX_KEYS = ("released", "owner")
+
+
+@dataclass
+class AttnV41Run:
+    """The record of one layer's call: every intermediate, under the recordings' names, in the order they are made.
+
+    Arrays belong to the op table (bf16 as it stores them); score, candidates, topk and idx are host arrays. `window`
+    is the live ring, so it holds this call's value until the layer's next call. None: this layer has no such stage.
+    """
+
+    x: Any = None
+    qr: Any = None
+    q: Any = None
+    kv: Any = None
+    window: Any = None
+    comp_kv: Any = None
+    comp_score: Any = None
+    latent: Any = None
+    index_k: Any = None
+    latent_q: Any = None
+    index_q: Any = None
+    index_w: Any = None
+    score: Any = None
+    candidates: Any = None
+    topk: Any = None
+    idx: Any = None
+    o: Any = None
+    og: Any = None
+    out: Any = None
+
+    def keep(self, name: str, value: Any) -> Any:
+        """Note an intermediate and hand it on. A replay overrides this to judge it, and may hand on another."""
+        setattr(self, name, value)
+        return value
+
+
+@dataclass(frozen=True)
+class RopeTable:
+    """cos and sin [max_seq, rope_dim / 2] f32, arrays of the op table."""
+
+    cos: Any
+    sin: Any
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """What every step of one call needs to know: the machine, the layer, and where in the sequence it is."""
+
+    ops: Ops
+    cfg: AttnV41Cfg
+    role: LayerRole
+    rope: RopeTable
+    state: AttnV41LayerState
+    shared: SharedV41
+    run: AttnV41Run
+    start_pos: int
+    T: int
+
+    @property
+    def end(self) -> int:
+        """One past the last position of this call."""
+        return self.start_pos + self.T
+
+    @property
+    def prefill(self) -> bool:
+        return self.start_pos == 0
+
+    @property
+    def n_window_rows(self) -> int:
+        """Rows that stand before the compressed ones in the gather list: this call's at prefill, else the ring's."""
+        return self.T if self.prefill else self.cfg.window
+
+
+def forward(
+    ops: Ops,
+    cfg: AttnV41Cfg,
+    role: LayerRole,
+    weights: AttnV41LayerWeights,
+    rope: RopeTable,
+    state: AttnV41LayerState,
+    shared: SharedV41,
+    x: Any,
+    start_pos: int,
+    index_keys: str = "released",
+    run: AttnV41Run | None = None,
+) -> AttnV41Run:
+    """One layer, one call: prefill (start_pos 0, T >= 1 tokens) or decode (start_pos > 0, one token).
+
+    x [T, dim] bf16 and `weights` are arrays of the op table; `rope` is the table of the layer's kind (YaRN where it
+    has a ratio). Updates `state`, publishes to `shared`, returns the run; its `out` is [T, dim] bf16.
+    `index_keys`: "released" scores a decode step that completes no group against the keys published last, as the
+    released code does; "owner" lets every source use its own.
+    Raises ValueError for a wrong shape or dtype, a position that does not follow, one beyond max_seq, several tokens
+    at start_pos > 0, or a slot that the layer needs and its source has not filled; nothing is changed then.
+    """
+    check_call(cfg, role, ops, state, x, start_pos, index_keys)
+    run = run or AttnV41Run()
+    T = x.shape[0]
+    call = LayerCall(ops, cfg, role, rope, state, shared, run, start_pos, T)
+    w, keep, eps = weights, run.keep, cfg.norm_eps
+    H, D = cfg.n_heads, cfg.head_dim
+    check_sources(call)
+
+    x = keep("x", x)  # [T, dim]
+    # 1, 2: the query, through a low-rank bottleneck
+    qr = keep("qr", ops.rmsnorm(ops.linear(x, w.wq_a), w.q_norm, eps))  # [T, q_lora_rank]
+    q = ops.linear(qr, w.wq_b).reshape(T, H, D)  # [T, H, D]
+    q = keep("q", ops.rope(q, rope.cos, rope.sin, start_pos))  # [T, H, D]
+    # 3: this call's window rows, quantised to fp8 and back, and the ring that holds the last W of them
+    kv = ops.rmsnorm(ops.linear(x, w.wkv), w.kv_norm, eps).reshape(T, 1, D)  # [T, 1, D]
+    kv = ops.rope(kv, rope.cos, rope.sin, start_pos).reshape(T, D)  # [T, D]
+    kv = keep("kv", ops.fp8_round_trip(kv))  # [T, D]
+    ops.ring_write(kv, state.window, start_pos)
+    state.window = keep("window", state.window)  # [W, D]
+    # 4 to 9: the compressed rows, and which of them this call reads
+    if role.is_kv_source:
+        compress(call, w, x, index_keys)
+    if role.is_index_source:
+        select(call, w, x, qr)
+    window_rows = kv if call.prefill else state.window  # [T or W, D]
+    compress_rows, topk = window_rows[:0], None  # SWA: none
+    if role.ratio:
+        topk = keep("topk", shared.topk.read(role.layer, role.index_source, call.end))  # [T, min(index_topk, G)]
+        cache = shared.compress_kv.read(role.layer, role.kv_source, call.end)  # [max_seq // r, D]
+        compress_rows = cache[: call.end // role.ratio]  # [G, D]
+    # 10: which row each query reads
+    idx = keep("idx", gather_list(cfg.window, start_pos, T, topk))  # [T, S]
+    # 11: attention over the gathered rows, which are key and value at once
+    o = ops.sparse_attention(q, window_rows, compress_rows, ops.to_device(idx), w.attn_sink, cfg.softmax_scale)
+    o = keep("o", o)  # [T, H, D]
+    # 12 to 14: turn back by the query's position, project each group of heads, then all groups together
+    o = ops.rope_inverse(o, rope.cos, rope.sin, start_pos)  # [T, H, D]
+    og = keep("og", ops.grouped_linear(o, w.wo_a, cfg.o_groups))  # [T, o_groups, o_lora_rank]
+    keep("out", ops.linear(og.reshape(T, cfg.o_groups * cfg.o_lora_rank), w.wo_b))  # [T, dim]
+    state.next_pos = call.end
+    return run
+
+
+def compress(call: LayerCall, weights: AttnV41LayerWeights, x: Any, index_keys: str) -> None:
+    """Steps 4, 5 and 9 of a FULL layer: new compressed rows and index keys, into the caches, and published."""
+    ops, cfg, role, state, rope = call.ops, call.cfg, call.role, call.state, call.rope
+    keep, eps = call.run.keep, cfg.norm_eps
+    w, indexer = weights.compressor, weights.indexer
+    assert w is not None and indexer is not None  # a FULL layer has both
+    first = call.start_pos // role.ratio  # the first group that this call can complete
+    n = call.end // role.ratio - first  # how many it completes
+    group_pos = first * role.ratio  # a group stands at the position of its first token
+    # 4: one latent row a group
+    if role.ratio > 1:
+        kv = keep("comp_kv", ops.linear_f32(x, w.wkv))  # [T, D] f32
+        score = keep("comp_score", ops.linear_f32(x, w.wgate))  # [T, D] f32
+        if n > 0:
+            pooled = ops.pool(kv, score, state.kv_state, state.score_state, call.start_pos)  # [n, D] f32
+            latent = ops.rmsnorm_f32(pooled, w.norm, eps)  # [n, D]
+        ops.store_partial(kv, score, state.kv_state, state.score_state, call.start_pos)
+    else:
+        latent = ops.rmsnorm(ops.linear(x, w.wkv), w.norm, eps)  # [n, D]
+    if n > 0:
+        latent = keep("latent", latent)
+        # 5: the index keys, from the latent BEFORE its rotation
+        key = ops.rmsnorm(ops.linear(latent, indexer.wk), indexer.k_norm, eps).reshape(n, 1, cfg.index_head_dim)
+        key = ops.rope(key, rope.cos, rope.sin, group_pos, role.ratio).reshape(n, cfg.index_head_dim)  # [n, Di]
+        key = keep("index_k", ops.fp4_round_trip_e8m0(key))  # [n, Di]
+        ops.ring_write(key, state.index_k, first)
+        # 9: the latent itself, rotated and quantised
+        latent = ops.rope(latent.reshape(n, 1, cfg.head_dim), rope.cos, rope.sin, group_pos, role.ratio)
+        latent = keep("latent_q", ops.fp4_round_trip_e4m3(latent.reshape(n, cfg.head_dim)))  # [n, D]
+        ops.ring_write(latent, state.compress_kv, first)
+    if n > 0 or index_keys == "owner":  # the released code publishes keys only when a group is complete
+        call.shared.index_k.publish(state.index_k, role.layer, call.end)
+    call.shared.compress_kv.publish(state.compress_kv, role.layer, call.end)
+
+
+def select(call: LayerCall, weights: AttnV41LayerWeights, x: Any, qr: Any) -> None:
+    """Steps 6 to 8 of a FULL or REINDEX layer: score every compressed position, publish the best index_topk."""
+    ops, cfg, role, shared, keep = call.ops, call.cfg, call.role, call.shared, call.run.keep
+    T, ratio, w = call.T, role.ratio, weights.indexer
+    assert w is not None  # an index source has one
+    # 6: index queries and the weight of each index head
+    index_q = ops.linear(qr, w.wq_b).reshape(T, cfg.index_n_heads, cfg.index_head_dim)  # [T, Hi, Di]
+    index_q = ops.rope(index_q, call.rope.cos, call.rope.sin, call.start_pos)  # [T, Hi, Di]
+    index_q = keep("index_q", ops.fp4_round_trip_e8m0(index_q))  # [T, Hi, Di]
+    index_w = keep("index_w", ops.index_weights(ops.linear(x, w.weights_proj), cfg.index_scale))  # [T, Hi]
+    # 7: score[t, g], -inf where group g ends after position start_pos + t
+    keys = visible_keys(call)  # [G, Di]
+    score = ops.to_host(ops.index_score(index_q, index_w, keys, call.start_pos, ratio))
+    score = keep("score", score)  # [T, G] f32
+    # 8: blocks worth looking into, for the index sources after this one, then the best positions
+    if role.publishes_candidates:
+        reachable = (call.start_pos + 1 + np.arange(T)) // ratio  # [T], positions each query can see
+        blocks = ops.candidate_blocks(score, reachable, cfg.candidate_topk_blocks, cfg.candidate_block_size)
+        shared.candidates.publish(keep("candidates", blocks), role.layer, call.end)  # [T, G]
+    mask = None  # the layer that makes the mask does not obey it itself
+    if role.obeys_candidates is not None:
+        mask = shared.candidates.read(role.layer, role.obeys_candidates, call.end)
+    chosen = ops.select(score, cfg.index_topk, mask)  # [T, min(index_topk, G)]
+    shared.topk.publish(np.where(chosen < 0, -1, chosen + call.n_window_rows).astype(np.int32), role.layer, call.end)
+
+
+def visible_keys(call: LayerCall) -> Any:
+    """The G index keys that this layer scores against: those in the slot, whoever published them last.
+
+    With index_keys="owner" that is always the layer's own key source. As released, a decode step that completes no
+    group of a ratio >= 2 source publishes nothing, so the slot still holds what the last source of the call before
+    put there (in the released geometry layer 20's keys, whose ratio is 1).
+    """
+    slot, G = call.shared.index_k, call.end // call.role.ratio
+    if G == 0:
+        return call.ops.zeros((0, call.cfg.index_head_dim), call.ops.bf16)
+    if slot.value is None or slot.value.shape[0] < G:
+        found = "none" if slot.value is None else f"{slot.value.shape[0]} from layer {slot.layer}"
+        raise ValueError(f"layer {call.role.layer}: expected at least {G} published index keys, got {found}")
+    return slot.value[:G]
+
+
+def gather_list(window: int, start_pos: int, T: int, topk: np.ndarray | None) -> np.ndarray:
+    """Step 10, on the host: which rows each query reads -> idx [T, S] int32, -1 = nothing.
+
+    Prefill: columns 0..min(T, window)-1 are the query's own window among this call's T rows, oldest first, -1 after the
+    newest. Decode: the ring's slots, oldest first, -1 for positions before the first. Then `topk` as it is.
+    """
+    if start_pos == 0:
+        newest = np.arange(T)[:, None]
+        slots = np.maximum(newest - window + 1, 0) + np.arange(min(T, window))
+        slots = np.where(slots > newest, -1, slots)
+    else:
+        position = start_pos - window + 1 + np.arange(window)
+        slots = np.where(position < 0, -1, position % window)[None]
+    columns = [slots] if topk is None else [slots, topk]
+    return np.ascontiguousarray(np.concatenate(columns, axis=1), np.int32)
+
+
+def check_call(
+    cfg: AttnV41Cfg, role: LayerRole, ops: Ops, state: AttnV41LayerState, x: Any, start_pos: int, index_keys: str
+) -> None:
+    """Refuse a call that cannot be right, before anything is written."""
+    where = f"layer {role.layer}"
+    if index_keys not in INDEX_KEYS:
+        raise ValueError(f"index_keys: expected one of {', '.join(INDEX_KEYS)}, got {index_keys!r}")
+    dtype = getattr(x, "dtype", type(x).__name__)
+    if dtype != ops.bf16:
+        raise ValueError(f"{where}: x: expected dtype {ops.bf16}, got {dtype}")
+    if len(x.shape) != 2 or x.shape[0] < 1 or x.shape[1] != cfg.dim:
+        raise ValueError(f"{where}: x: expected shape [T >= 1, {cfg.dim}], got {list(x.shape)}")
+    T = x.shape[0]
+    if start_pos < 0 or start_pos + T > cfg.max_seq:
+        raise ValueError(
+            f"{where}: expected positions within 0..{cfg.max_seq - 1} (max_seq), got {start_pos}..{start_pos + T - 1}"
+        )
+    if start_pos > 0 and T > 1:
+        raise ValueError(
+            f"{where}: expected one token at start_pos > 0, got {T} at {start_pos}; "
+            "prefill the whole prompt at start_pos 0, then decode token by token"
+        )
+    if start_pos != state.next_pos:
+        raise ValueError(
+            f"{where}: expected start_pos {state.next_pos}, which follows the call before, got {start_pos}; "
+            "a new sequence needs a new state"
+        )
+
+
+def check_sources(call: LayerCall) -> None:
+    """Refuse a consumer before its source, before anything is written."""
+    role, shared = call.role, call.shared
+    if role.ratio and not role.is_kv_source:
+        shared.compress_kv.read(role.layer, role.kv_source, call.end)
+    if role.ratio and not role.is_index_source:
+        shared.topk.read(role.layer, role.index_source, call.end)
+    if role.obeys_candidates is not None:
+        shared.candidates.read(role.layer, role.obeys_candidates, call.end)

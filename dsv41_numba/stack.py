@@ -1,0 +1,141 @@
+"""AttnV41, the driver: steps through the layers in order, call by call, and keeps their caches.
+
+::
+
+    model = AttnV41(TINY, checkpoint.layer)           # checkpoint = Checkpoint("data/tiny")
+    outs = model.prefill(x)                           # x[layer] is [T, dim] bf16: every layer has its own input
+    outs = model.decode(x_next)                       # x_next[layer] is [1, dim]
+    for step in model.walk(x_next):                   # the same, one layer at a time, with every intermediate
+        print(step.role, step.run.topk)
+
+The attention of a real model is fed by the rest of the model; here the input of each layer is the caller's. What flows
+between the layers is the shared attention state: compressed rows, index keys, selection, candidate mask.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from dsv41_numba.caches import AttnV41LayerState, SharedV41
+from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.layer import INDEX_KEYS, AttnV41Run, RopeTable, forward
+from dsv41_numba.ops import PLAIN, Ops
+from dsv41_numba.ops.rope import rope_table
+from dsv41_numba.roles import LayerRole, roles
+from dsv41_numba.weights import AttnV41LayerWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One layer's part of a call: its role, every intermediate, the output on the host, and how long it took."""
+
+    role: LayerRole
+    run: AttnV41Run
+    out: np.ndarray  # [T, dim] bf16
+    seconds: float
+
+
+class AttnV41:
+    """The attention of a stack of layers, with its caches.
+
+    cfg         the geometry
+    weights     a function layer -> AttnV41LayerWeights (host arrays), such as `Checkpoint.layer`
+    ops         the op table: REFERENCE or PLAIN
+    index_keys  "released" or "owner", see `layer.forward`
+    layers      which layers to run, ascending; all by default. A layer whose source is left out raises ValueError
+    keep_weights  keep each layer's weights on the device after its first use; False loads them anew in every call
+    """
+
+    def __init__(
+        self,
+        cfg: AttnV41Cfg,
+        weights: Callable[[int], AttnV41LayerWeights],
+        ops: Ops = PLAIN,
+        index_keys: str = "released",
+        layers: Iterable[int] | None = None,
+        keep_weights: bool = True,
+    ) -> None:
+        if index_keys not in INDEX_KEYS:
+            raise ValueError(f"index_keys: expected one of {', '.join(INDEX_KEYS)}, got {index_keys!r}")
+        self.cfg, self.ops, self.index_keys = cfg, ops, index_keys
+        self.layers = tuple(range(cfg.n_layers) if layers is None else layers)
+        bad = [layer for layer in self.layers if not 0 <= layer < cfg.n_layers]
+        if bad or list(self.layers) != sorted(set(self.layers)):
+            raise ValueError(f"layers: expected ascending numbers within 0..{cfg.n_layers - 1}, got {self.layers}")
+        self.roles = roles(cfg)
+        self._load, self._keep = weights, keep_weights
+        self._weights: dict[int, AttnV41LayerWeights] = {}
+        self._rope = {
+            compressed: self._rope_table(compressed)
+            for compressed in sorted({self.roles[layer].ratio > 0 for layer in self.layers})
+        }
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the sequence: empty caches, position 0."""
+        self.position = 0
+        self.shared = SharedV41()
+        self.states = {layer: AttnV41LayerState.new(self.cfg, self.roles[layer], self.ops) for layer in self.layers}
+
+    def prefill(self, x: Any) -> dict[int, np.ndarray]:
+        """Start a new sequence with x[layer] [T, dim] bf16, T >= 1 -> the output of each layer, host bf16."""
+        self.reset()
+        return {step.role.layer: step.out for step in self.walk(x)}
+
+    def decode(self, x: Any) -> dict[int, np.ndarray]:
+        """One more token, x[layer] [1, dim] bf16, at `position` -> the output of each layer, host bf16."""
+        return {step.role.layer: step.out for step in self.walk(x)}
+
+    def walk(self, x: Any, run: Callable[[LayerRole], AttnV41Run] = lambda role: AttnV41Run()) -> Iterator[Step]:
+        """The next call, one layer at a time: prefill at position 0, decode after that.
+
+        x[layer] is a host bf16 array [T, dim] (a mapping, or one array [n_layers, T, dim]). `run` makes the record that
+        each layer fills; a replay passes its own. The position moves on when the last layer is done.
+        """
+        position, T = self.position, 0
+        for layer in self.layers:
+            begin = time.perf_counter()
+            role = self.roles[layer]
+            T = x[layer].shape[0]
+            record = forward(
+                self.ops,
+                self.cfg,
+                role,
+                self._layer_weights(layer),
+                self._rope[role.ratio > 0],
+                self.states[layer],
+                self.shared,
+                self.ops.to_device(x[layer]),
+                position,
+                self.index_keys,
+                run(role),
+            )
+            out = self.ops.to_host(record.out)  # also waits for a GPU, so that the time is the layer's
+            yield Step(role, record, out, time.perf_counter() - begin)
+        self.position = position + T
+
+    def _layer_weights(self, layer: int) -> AttnV41LayerWeights:
+        weights = self._weights.get(layer) or _to_device(self._load(layer), self.ops)
+        if self._keep:
+            self._weights[layer] = weights
+        return weights
+
+    def _rope_table(self, compressed: bool) -> RopeTable:
+        """The table of the layers with a ratio (YaRN) or without one (plain), over all positions."""
+        cos, sin = rope_table(self.cfg, compressed)
+        return RopeTable(self.ops.to_device(cos), self.ops.to_device(sin))
+
+
+def _to_device(weights: Any, ops: Ops) -> Any:
+    """The same dataclass with every array in the op table's place (nested dataclasses too)."""
+    changed = {}
+    for field in dataclasses.fields(weights):
+        value = getattr(weights, field.name)
+        if isinstance(value, np.ndarray):
+            changed[field.name] = ops.to_device(value)
+        elif dataclasses.is_dataclass(value):
+            changed[field.name] = _to_device(value, ops)
+    return dataclasses.replace(weights, **changed)

@@ -1,0 +1,185 @@
+"""`dsv41 walk`: step through the layers, call by call, and show what each one did.
+
+Without `--checkpoint` it walks the tiny checkpoint through scenario A of the recordings. Every stage that is recorded
+is compared as it is made, from recorded inputs (`check.Alone`), so the table shows where a fault begins and not where
+it ends. With `--checkpoint` it walks other weights on random input, one layer's weights at a time on the host.
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from rich.console import Console
+
+from dsv41_numba import report
+from dsv41_numba.check import RULES, Alone
+from dsv41_numba.compare import APART
+from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.data import golden
+from dsv41_numba.formats.bf16 import as_bf16
+from dsv41_numba.ops import TABLES, Ops
+from dsv41_numba.recording import STAGES, Recorder, Recording
+from dsv41_numba.runtime import backend
+from dsv41_numba.stack import AttnV41, Step
+from dsv41_numba.weights import Checkpoint
+
+DEFAULT_TOKENS = 16
+
+
+@dataclass
+class Tour:
+    """What a walk shows and records while it goes: one row a layer, or one a call when a single layer was asked for."""
+
+    args: argparse.Namespace
+    ops: Ops
+    out: Console
+    recorder: Recorder = field(default_factory=Recorder)
+    seconds: dict[tuple[int, str], float] = field(default_factory=dict)
+    shown: list[tuple[str, Step, np.ndarray]] = field(default_factory=list)
+
+    def visit(self, name: str, step: Step) -> None:
+        """Take note of one layer's call; its arrays are copied now, because the window ring is reused."""
+        layer = step.role.layer
+        self.seconds[layer, name] = step.seconds
+        if self.args.record:
+            self.recorder.add(layer, name, step.run, self.ops)
+        if self.args.show and layer == self.args.layer and self.args.step in (None, name):
+            value = getattr(step.run, self.args.show)
+            if value is not None:
+                self.shown.append((name, step, np.array(self.ops.to_host(value))))
+
+    def finish(self) -> None:
+        """Print what was asked for with --show, and write the recording."""
+        for name, step, value in self.shown:
+            self.out.print(f"\nlayer {step.role.layer}, step {name}, {self.args.show}: {value.dtype} {value.shape}")
+            self.out.print(np.array2string(value, precision=4, max_line_width=self.out.width), markup=False)
+        if self.args.show and not self.shown:
+            raise ValueError(
+                f"--show {self.args.show}: layer {self.args.layer} does not make it in the steps that were walked"
+            )
+        if self.args.record:
+            self.recorder.write(self.args.record)
+            self.out.print(f"wrote {self.args.record}")
+
+
+def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """The tiny checkpoint through scenario A; exit code 1 when a stage breaks its rule."""
+    cfg = AttnV41Cfg.from_json(golden("tiny-config.json"))
+    recording = Recording(
+        golden("tiny-A.safetensors" if args.index_keys == "released" else "tiny-A-ownkeys.safetensors")
+    )
+    _check_selection(args, cfg, range(cfg.n_layers), recording.steps)
+    ops = TABLES[args.ops]
+    model = AttnV41(cfg, Checkpoint(golden("tiny-weights.safetensors"), cfg=cfg).layer, ops, args.index_keys)
+    judge, tour = Alone(recording, model, model.layers), Tour(args, ops, out)
+    begin = time.perf_counter()
+    calls = len(recording.steps) * cfg.n_layers
+    with report.progress(err, f"{cfg.n_layers} layers on the {_machine(ops)}") as update:
+        for done, (name, step) in enumerate(judge.replay(), 1):
+            update(done / calls)
+            tour.visit(name, step)
+            if name == args.step and step.role.layer == model.layers[-1]:
+                break
+    seconds = time.perf_counter() - begin
+    steps = tuple(dict.fromkeys(name for _, name in tour.seconds))
+    shown_steps = [args.step] if args.step else steps
+    table = report.layer_table(_title(ops, args, shown_steps), "compared", "worst steps", "ms")
+    for layer in model.layers if args.layer is None else [args.layer]:
+        tallies = [tally for (owner, _), tally in judge.tallies.items() if owner == layer]
+        compared = sum(tally.elements for tally in tallies)
+        numbers = [tally for tally in tallies if RULES[tally.stage].kind == "bf16"]
+        worst = max(numbers, key=lambda tally: tally.worst_steps, default=None)
+        mark = f"{_steps(worst.worst_steps)} {worst.stage}" if worst and worst.worst_steps else "0"
+        spent = sum(tour.seconds[layer, name] for name in shown_steps)
+        table.add_row(*report.layer_cells(model.roles[layer]), str(compared), mark, f"{1e3 * spent:.1f}",
+                      end_section=layer + 1 in cfg.kv_sources)  # fmt: skip
+    out.print(table)
+    tour.finish()
+    stages = judge.by_stage()
+    mismatches = [tally.mismatch for tally in stages.values() if tally.mismatch]
+    for mismatch in mismatches:
+        out.print(f"[bold red]mismatch[/] {mismatch}", soft_wrap=True)
+    elements = sum(tally.elements for tally in stages.values())
+    out.print(
+        f"{'FAIL' if mismatches else 'ok'}: {len(tour.seconds)} layer calls, {elements} elements of {len(stages)} "
+        f"stages compared with the official code's, {seconds:.1f} s on the {_machine(ops)}",
+        soft_wrap=True,
+    )
+    return 1 if mismatches else 0
+
+
+def walk_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """Other weights on random input, without a comparison."""
+    checkpoint = Checkpoint(args.checkpoint, cfg=AttnV41Cfg.from_json(args.config) if args.config else None)
+    cfg, ops = checkpoint.cfg, TABLES[args.ops]
+    tokens = args.tokens or min(DEFAULT_TOKENS, cfg.max_seq)
+    steps = ("p", *(f"d{i}" for i in range(args.decode)))
+    layers = tuple(args.layers or range(cfg.n_layers))
+    _check_selection(args, cfg, layers, steps)
+    model = AttnV41(cfg, checkpoint.layer, ops, args.index_keys, layers, keep_weights=args.decode > 0)
+    tour = Tour(args, ops, out)
+    with report.progress(err, f"{len(layers)} layers on the {_machine(ops)}") as update:
+        for done, (name, step) in enumerate(_random_walk(model, steps, tokens, args.seed), 1):
+            update(done / (len(steps) * len(layers)))
+            tour.visit(name, step)
+    table = report.layer_table(_title(ops, args, steps), "ms")
+    for layer in layers if args.layer is None else [args.layer]:
+        spent = sum(tour.seconds[layer, name] for name in ([args.step] if args.step else steps))
+        table.add_row(*report.layer_cells(model.roles[layer]), f"{1e3 * spent:.1f}")
+    out.print(table)
+    tour.finish()
+    out.print(
+        f"{tokens} tokens and {args.decode} decode steps, random input of seed {args.seed}; nothing to compare with"
+    )
+    return 0
+
+
+def _random_walk(model: AttnV41, steps: Iterable[str], tokens: int, seed: int) -> Iterator[tuple[str, Step]]:
+    for name in steps:
+        x = _RandomInput(model.cfg.dim, tokens if name == "p" else 1, model.position, seed)
+        for step in model.walk(x):
+            yield name, step
+
+
+@dataclass(frozen=True)
+class _RandomInput:
+    """x[layer] made when it is asked for, so that forty layers' inputs never stand in memory together."""
+
+    dim: int
+    T: int
+    position: int
+    seed: int
+
+    def __getitem__(self, layer: int) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, layer, self.position])
+        return as_bf16(rng.standard_normal((self.T, self.dim)).astype(np.float32))
+
+
+def _check_selection(args: argparse.Namespace, cfg: AttnV41Cfg, layers: Iterable[int], steps: Iterable[str]) -> None:
+    """Refuse a --layer, --step or --show that names nothing."""
+    layers, steps = tuple(layers), tuple(steps)
+    if args.layer is not None and args.layer not in layers:
+        raise ValueError(f"--layer: expected one of {layers[0]}..{layers[-1]}, got {args.layer}")
+    if args.step is not None and args.step not in steps:
+        raise ValueError(f"--step: expected one of {', '.join(steps)}, got {args.step!r}")
+    if args.show is not None and args.show not in STAGES:
+        raise ValueError(f"--show: expected one of {', '.join(STAGES)}, got {args.show!r}")
+    if args.show is not None and args.layer is None:
+        raise ValueError("--show: expected a --layer to show it of, got none")
+
+
+def _machine(ops: Ops) -> str:
+    return "NumPy reference" if ops.name == "reference" else backend.current().name
+
+
+def _title(ops: Ops, args: argparse.Namespace, steps: Iterable[str]) -> str:
+    what = "tiny checkpoint, scenario A" if args.checkpoint is None else str(args.checkpoint)
+    steps = tuple(steps)
+    span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    return f"{what}, {ops.name} ops on the {_machine(ops)}, {span}"
+
+
+def _steps(worst: int) -> str:
+    return "apart" if worst >= APART else str(worst)
