@@ -79,7 +79,9 @@ class AttnV41Cfg:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check_type(field.name, field.type, getattr(self, field.name))
-        at_least_0 = {"candidate_topk_blocks", "candidate_block_size"} if self.candidate_source is None else set()
+        at_least_0 = {"original_seq_len"}  # 0: no YaRN
+        if self.candidate_source is None:
+            at_least_0 |= {"candidate_topk_blocks", "candidate_block_size"}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int and value < (0 if field.name in at_least_0 else 1):
@@ -260,11 +262,8 @@ def _find(path: pathlib.Path, config: dict[str, Any], field: "dataclasses.Field[
 
 def _fill_in(values: dict[str, Any]) -> None:
     """What a file may leave out because its other values say it."""
-    blocks = ("candidate_topk_blocks", "candidate_block_size")
-    if not any(values.get(name) for name in blocks):
-        values.setdefault("candidate_source", None)
-    if values.get("candidate_source", MISSING) is None:
-        for name in blocks:
+    if values.setdefault("candidate_source", None) is None:
+        for name in ("candidate_topk_blocks", "candidate_block_size"):
             values.setdefault(name, 0)
     length, factor = values.get("original_seq_len", MISSING), values.get("rope_factor", MISSING)
     if _is_int(length) and isinstance(factor, float) and math.isfinite(length * factor):

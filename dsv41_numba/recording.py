@@ -17,7 +17,7 @@ import numpy as np
 
 from dsv41_numba.layer import AttnV41Run
 from dsv41_numba.ops import Ops
-from dsv41_numba.weights import RawTensor, open_tensors, write_tensors
+from dsv41_numba.tensors import RawTensor, open_tensors, write_tensors
 
 KEY = re.compile(r"L(\d{2,})\.(p|d\d+)\.(\w+)")
 STAGES = tuple(field.name for field in dataclasses.fields(AttnV41Run))

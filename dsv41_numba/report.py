@@ -8,11 +8,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dsv41_numba.check import RULES, Report, Rule, Tally
+from dsv41_numba.check import Report, Tally
 from dsv41_numba.compare import APART
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.recording import Recording
 from dsv41_numba.roles import LayerRole, roles
+from dsv41_numba.rules import RULES, Rule
 from dsv41_numba.stages import StageResult
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from dsv41_numba.check import F32_NOISE, Rule, steps_apart
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN, REFERENCE, Ops
 from dsv41_numba.ops.rope import rope_table
+from dsv41_numba.rules import F32_NOISE, Rule, steps_apart
 
 BITS, ONE_STEP, NOISE = Rule("exact"), Rule("bf16", 1), Rule("f32", 1)
 

@@ -7,20 +7,21 @@ it ends. With `--checkpoint` it walks other weights on random input, one layer's
 
 import argparse
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from rich.console import Console
 
 from dsv41_numba import report
-from dsv41_numba.check import RULES, Alone
+from dsv41_numba.check import Alone
 from dsv41_numba.compare import APART
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.data import golden
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import TABLES, Ops
 from dsv41_numba.recording import STAGES, Recorder, Recording
+from dsv41_numba.rules import RULES
 from dsv41_numba.runtime import backend
 from dsv41_numba.stack import AttnV41, Step
 from dsv41_numba.weights import Checkpoint
@@ -30,12 +31,11 @@ DEFAULT_TOKENS = 16
 
 @dataclass
 class Tour:
-    """What a walk shows and records while it goes: one row a layer, or one a call when a single layer was asked for."""
+    """What a walk takes note of while it goes: how long each call took, and the intermediates that --show asked for."""
 
     args: argparse.Namespace
     ops: Ops
     out: Console
-    recorder: Recorder = field(default_factory=Recorder)
     seconds: dict[tuple[int, str], float] = field(default_factory=dict)
     shown: list[tuple[str, Step, np.ndarray]] = field(default_factory=list)
 
@@ -43,15 +43,13 @@ class Tour:
         """Take note of one layer's call; its arrays are copied now, because the window ring is reused."""
         layer = step.role.layer
         self.seconds[layer, name] = step.seconds
-        if self.args.record:
-            self.recorder.add(layer, name, step.run, self.ops)
         if self.args.show and layer == self.args.layer and self.args.step in (None, name):
             value = getattr(step.run, self.args.show)
             if value is not None:
                 self.shown.append((name, step, np.array(self.ops.to_host(value))))
 
     def finish(self) -> None:
-        """Print what was asked for with --show, and write the recording."""
+        """Print what was asked for with --show."""
         for name, step, value in self.shown:
             self.out.print(f"\nlayer {step.role.layer}, step {name}, {self.args.show}: {value.dtype} {value.shape}")
             self.out.print(np.array2string(value, precision=4, max_line_width=self.out.width), markup=False)
@@ -59,9 +57,6 @@ class Tour:
             raise ValueError(
                 f"--show {self.args.show}: layer {self.args.layer} does not make it in the steps that were walked"
             )
-        if self.args.record:
-            self.recorder.write(self.args.record)
-            self.out.print(f"wrote {self.args.record}")
 
 
 def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -97,6 +92,10 @@ def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
                       end_section=layer + 1 in cfg.kv_sources)  # fmt: skip
     out.print(table)
     tour.finish()
+    if args.record:
+        with report.progress(err, f"recording {args.record}") as update:
+            _record_again(model, recording, steps, args.record, update)
+        out.print(f"wrote {args.record}")
     stages = judge.by_stage()
     mismatches = [tally.mismatch for tally in stages.values() if tally.mismatch]
     for mismatch in mismatches:
@@ -110,6 +109,20 @@ def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 1 if mismatches else 0
 
 
+def _record_again(
+    model: AttnV41, recording: Recording, steps: Sequence[str], path: str, update: Callable[[float], None]
+) -> None:
+    """Walk the same inputs once more without a judge, who hands recorded values on, and write what comes out."""
+    model.reset()
+    recorder = Recorder()
+    for done, name in enumerate(steps, 1):
+        x = {layer: recording.get(layer, name, "x") for layer in model.layers}
+        for step in model.walk(x):
+            recorder.add(step.role.layer, name, step.run, model.ops)
+        update(done / len(steps))
+    recorder.write(path)
+
+
 def walk_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Other weights on random input, without a comparison."""
     checkpoint = Checkpoint(args.checkpoint, cfg=AttnV41Cfg.from_json(args.config) if args.config else None)
@@ -119,11 +132,13 @@ def walk_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int
     layers = tuple(args.layers or range(cfg.n_layers))
     _check_selection(args, cfg, layers, steps)
     model = AttnV41(cfg, checkpoint.layer, ops, args.index_keys, layers, keep_weights=args.decode > 0)
-    tour = Tour(args, ops, out)
+    tour, recorder = Tour(args, ops, out), Recorder()
     with report.progress(err, f"{len(layers)} layers on the {_machine(ops)}") as update:
         for done, (name, step) in enumerate(_random_walk(model, steps, tokens, args.seed), 1):
             update(done / (len(steps) * len(layers)))
             tour.visit(name, step)
+            if args.record:
+                recorder.add(step.role.layer, name, step.run, ops)
     table = report.layer_table(_title(ops, args, steps), "ms")
     for layer in layers if args.layer is None else [args.layer]:
         spent = sum(tour.seconds[layer, name] for name in ([args.step] if args.step else steps))

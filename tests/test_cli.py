@@ -24,10 +24,10 @@ def test_every_public_name_can_be_imported():
 def test_roles_shows_the_released_map(capsys):
     code, out, _ = run(capsys, "roles")
     assert code == 0
-    rows = [line for line in out.splitlines() if re.match(r"[│|]\s+\d+ ", line)]
+    rows = [line for line in out.splitlines() if re.match(r" +\d+ +[A-Z]+ ", line)]
     assert len(rows) == 40
     assert "2 SWA, 4 FULL, 30 REUSE, 4 REINDEX" in out
-    assert re.search(r"24 .*REINDEX.*1 .*rows and keys of 20, mask of 20 .*selection", out)
+    assert re.search(r"24 .*REINDEX.*1 .*rows, keys 20, mask 20 .*selection", out)
 
 
 def test_roles_reads_both_key_styles(capsys, golden, tmp_path):
@@ -79,7 +79,7 @@ def test_walk_of_one_prefill_shows_forty_layers_and_an_intermediate(capsys, tmp_
     file = tmp_path / "walk.safetensors"
     code, out, _ = run(capsys, "walk", "--ops", "reference", "--step", "p", "--record", file)
     assert code == 0
-    assert len([line for line in out.splitlines() if re.match(r"[│|]\s+\d+ ", line)]) == 40
+    assert len([line for line in out.splitlines() if re.match(r" +\d+ +[A-Z]+ ", line)]) == 40
     assert "ok: 40 layer calls" in out
     recording = Recording(file)
     assert recording.steps == ("p",) and recording.layers == tuple(range(40))

@@ -115,14 +115,13 @@ def test_config_without_candidates_may_leave_all_their_keys_out(tmp_path):
     assert (cfg.candidate_source, cfg.candidate_topk_blocks, cfg.candidate_block_size) == (None, 0, 0)
 
 
-def test_config_with_candidate_blocks_must_name_their_source(tmp_path):
+def test_config_without_a_candidate_source_has_no_candidates(tmp_path):
     config = reference_style(TINY)
     del config["candidate_source_layer"]
-    with pytest.raises(ConfigError, match=r"candidate_source_layer or candidate_source_layer_id: expected this key"):
-        AttnV41Cfg.from_json(written(tmp_path, config))
+    assert AttnV41Cfg.from_json(written(tmp_path, config)).candidate_source is None
 
 
-@pytest.mark.parametrize("name", sorted(set(KEYS) - OPTIONAL))
+@pytest.mark.parametrize("name", sorted(set(KEYS) - OPTIONAL - {"candidate_source"}))
 def test_config_names_a_missing_key_in_both_styles(tmp_path, name):
     config = reference_style(TINY)
     del config[KEYS[name][0]]
@@ -171,7 +170,7 @@ def test_config_names_the_key_of_a_bad_value(tmp_path, name, value, style):
         ({"norm_eps": float("inf")}, "norm_eps: expected a finite number, got inf"),
         ({"compress_rope_theta": 1.0}, "compress_rope_theta: expected above 1"),
         ({"rope_factor": -16.0}, "rope_factor: expected above 0"),
-        ({"original_seq_len": 0}, "original_seq_len: expected at least 1"),
+        ({"original_seq_len": -1}, "original_seq_len: expected at least 0"),
         ({"max_seq": 0}, "max_seq: expected at least 1"),
         ({"window": 8.0}, "window: expected a whole number, got 8.0"),
         ({"kv_sources": [2, 8, 14, 20]}, "kv_sources: expected whole numbers"),
@@ -202,6 +201,7 @@ def test_config_allows_what_the_maths_allows():
         {"candidate_block_size": 7},
         {"compress_ratios": (0,) * 40, "kv_sources": (), "index_sources": (), "candidate_source": None},
         {"max_seq": 1},
+        {"original_seq_len": 0},
     ):
         dataclasses.replace(TINY, **changes)
 

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from dsv41_numba import doctor
-from dsv41_numba.doctor import TESTED, Device, Facts, Finding, diagnose, gather, report, self_test
+from dsv41_numba.doctor import TESTED, Facts, Finding, diagnose, gather, report, self_test
+from dsv41_numba.doctor import facts as facts_module
+from dsv41_numba.doctor.facts import Device
 
 CUDA_12 = (("cuda-toolkit", "12.9.1"), ("nvidia-cuda-nvrtc-cu12", "12.9.86"), ("nvidia-nvjitlink-cu12", "12.9.86"))
 CUDA_13 = (("cuda-toolkit", "13.5.0"), ("nvidia-cuda-nvrtc", "13.5.37"), ("nvidia-nvjitlink", "13.5.37"))
@@ -225,8 +227,8 @@ def test_doctor_names_a_file_that_hides_a_package():
 def test_doctor_finds_a_file_that_hides_a_package(tmp_path, monkeypatch):
     (tmp_path / "ml_dtypes.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(doctor.sys.modules, "ml_dtypes")
-    assert doctor._shadowed() == (f"ml_dtypes: {tmp_path / 'ml_dtypes.py'}",)
+    monkeypatch.delitem(facts_module.sys.modules, "ml_dtypes")
+    assert facts_module._shadowed() == (f"ml_dtypes: {tmp_path / 'ml_dtypes.py'}",)
 
 
 def test_doctor_puts_problems_first():
@@ -260,9 +262,9 @@ def test_doctor_gathers_even_where_every_import_fails(monkeypatch):
     def broken(name, *_):
         raise AttributeError(f"{name} is broken")
 
-    monkeypatch.setattr(doctor.importlib, "import_module", broken)
-    monkeypatch.setattr(doctor.importlib.metadata, "version", broken)
-    monkeypatch.setattr(doctor.importlib.metadata, "distributions", broken)
+    monkeypatch.setattr(facts_module.importlib, "import_module", broken)
+    monkeypatch.setattr(facts_module.importlib.metadata, "version", broken)
+    monkeypatch.setattr(facts_module.importlib.metadata, "distributions", broken)
     facts = gather()
     assert facts.backend is None and facts.numba is None and facts.import_error is not None
     assert "problem" in levels(diagnose(facts))
@@ -301,9 +303,9 @@ class FakeDriver:
 
 def test_doctor_asks_the_driver_itself(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver())
-    assert doctor._driver() == ((12, 4), None, (Device("NVIDIA H200", (9, 0)),))
+    assert facts_module._driver() == ((12, 4), None, (Device("NVIDIA H200", (9, 0)),))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: FakeDriver(init=100))
-    assert doctor._driver() == ((12, 4), "cuInit: no CUDA-capable device is detected (100)", ())
+    assert facts_module._driver() == ((12, 4), "cuInit: no CUDA-capable device is detected (100)", ())
 
 
 def test_doctor_self_test_runs_a_kernel():

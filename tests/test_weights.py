@@ -16,15 +16,8 @@ from dsv41_numba.config import TINY
 from dsv41_numba.formats.e4m3 import e4m3_to_f32
 from dsv41_numba.formats.e8m0 import e8m0_to_f32
 from dsv41_numba.roles import roles
-from dsv41_numba.weights import (
-    Checkpoint,
-    RawTensor,
-    WeightsError,
-    open_tensors,
-    random_weights,
-    tensor_specs,
-    write_tensors,
-)
+from dsv41_numba.tensors import RawTensor, WeightsError, open_tensors, write_tensors
+from dsv41_numba.weights import Checkpoint, random_weights, tensor_specs
 
 BF16 = ml_dtypes.bfloat16
 TINY_WEIGHTS = GOLDEN / "tiny-weights.safetensors"

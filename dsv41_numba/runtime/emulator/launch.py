@@ -333,7 +333,10 @@ class Emulated:
             regions.append((low, high, item, rows, int(i == 0)))
             rows += -(-(high - low) // item)
         table = np.array(regions, np.int64)
-        history = np.zeros(rows * at.ROW, np.int32)
+        try:
+            history = np.zeros(rows * at.ROW, np.int32)
+        except MemoryError:
+            raise EmulatorError(f"{self.name}: no memory for the race check's history of {rows} elements") from None
         words[at.REGIONS], words[at.REGION_COUNT], words[at.SHADOW] = table.ctypes.data, len(table), history.ctypes.data
         return [table, history]
 

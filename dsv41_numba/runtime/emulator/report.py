@@ -154,11 +154,7 @@ def refused(emulated: "Emulated", error: errors.NumbaError) -> EmulatorError:
         if text.strip() and not re.match(r"\s*(Failed in|During:|File |There are|- Of which|>>>)", text)
     ]
     reason = (specific or plain or ["unknown"])[0]
-    for noise, plainer in (
-        (r"(?<=\w)_(\d+)?(\.\d+)?\b", ""),
-        (r"Literal\[int\]\((-?\d+)\)", r"\1"),
-        (r", defined at <.*", ""),
-    ):
-        reason = re.sub(noise, plainer, reason)
+    reason = re.sub(r"(?<=\w)_(\d+)?(\.\d+)?\b", "", reason)  # the endings of translated variables' names
+    reason = re.sub(r"Literal\[int\]\((-?\d+)\)", r"\1", re.sub(r", defined at <.*", "", reason))
     source = linecache.getline(file, line).strip()
     return EmulatorError(f"{file}:{line}: {emulated.name}: `{source}`: {reason}")

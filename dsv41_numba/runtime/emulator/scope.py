@@ -108,12 +108,10 @@ def is_device_function(value: Any) -> bool:
 
 def python_function(kernel: Any) -> Callable[..., Any]:
     """The Python function under `@cuda.jit`."""
+    if type(kernel).__name__ == "FakeCUDAKernel":
+        raise EmulatorError("NUMBA_ENABLE_CUDASIM is set, so @cuda.jit made a kernel for Numba's simulator; unset it")
     function = getattr(kernel, "py_func", kernel)
     if not inspect.isfunction(function):
-        if type(kernel).__name__ == "FakeCUDAKernel":
-            raise EmulatorError(
-                "NUMBA_ENABLE_CUDASIM is set, so @cuda.jit made a kernel for Numba's simulator; unset it"
-            )
         raise EmulatorError(f"expected a @cuda.jit kernel, got {type(kernel).__name__}")
     return function
 
