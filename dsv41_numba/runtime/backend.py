@@ -141,6 +141,10 @@ def _emulator(reason: str) -> Backend:
 
 
 def _simulator(reason: str) -> Backend:
+    from dsv41_numba.runtime import simulator
+
+    simulator.install()
+
     def run(kernel: Any, grid: Any, block: Any, *args: Any) -> None:
         kernel[grid, block](*args)
 

@@ -419,8 +419,27 @@ def test_refused_when_launched(config, args, message):
     assert str(error.value).startswith("copy")
 
 
-def test_a_read_only_argument_may_be_read():
+@cuda.jit
+def through_a_name(x):
+    row = x[0:2]
+    row[0] = 1
+
+
+def test_a_read_only_argument_may_only_be_read():
     emulate(copy)[1, 32](READ_ONLY, Y)
+    with pytest.raises(EmulatorError, match="x is a read-only array, and the kernel may write to it"):
+        emulate(through_a_name)[1, 1](READ_ONLY)
+
+
+@cuda.jit
+def steps(x, n):
+    for i in range(0, 10, n):
+        x[0] += i
+
+
+def test_an_error_inside_numbas_own_code_is_reported():
+    with pytest.raises(EmulatorError, match=r"steps, block .0, 0, 0., thread .0, 0, 0.: .*with a step of 0"):
+        emulate(steps)[1, 1](np.zeros(1), 0)
 
 
 def test_bf16_arrays_have_to_be_passed_as_bits():

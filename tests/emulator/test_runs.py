@@ -368,6 +368,66 @@ def test_math(tmp_path):
         np.testing.assert_allclose(z[k], want, rtol=2e-6, err_msg=name)
 
 
+@cuda.jit(device=True)
+def next_one(s, v):
+    """A device function with two barriers: the value of the next thread."""
+    t = cuda.threadIdx.x
+    s[t] = v
+    cuda.syncthreads()
+    result = s[(t + 1) % s.size]
+    cuda.syncthreads()
+    return result
+
+
+@cuda.jit
+def control(x, y, n):
+    """Barriers in every place where Python has control flow."""
+    s = cuda.shared.array(32, float32)
+    t = cuda.threadIdx.x
+    k = 0
+    while next_one(s, float32(k)) < 3:
+        k += 1
+        if k == 2:
+            continue
+        y[0, t] += 1
+    for i in range(10, 0, -3):
+        cuda.syncthreads()
+        if i == 4:
+            break
+        y[1, t] += i
+    else:
+        y[1, t] = -1
+    i = 0
+    while x[i] >= 0 and i < n:
+        cuda.syncthreads()
+        i += 1
+        if i == 2:
+            continue
+        y[2, t] += 1
+    else:
+        y[2, t] += 100
+    if t % 2 == 0:  # noqa: SIM108
+        z = float32(4.0)
+    else:
+        z = float32(3.0)
+    cuda.syncthreads()
+    p = q = z
+    y[3, t] = p + q
+    y[4, t] = (next_one(s, 1.0) if n > 3 else next_one(s, 2.0)) + (x[t] if t < 4 else 0.0)
+    y[5, t] = next_one(s, 5.0) < next_one(s, 6.0)
+    y[6, t] += next_one(s, x[t]) + x[t] ** 2
+    columns = x.T
+    y[7, t] = columns[t] + x.size + s.shape[0]
+
+
+def test_barriers_may_stand_wherever_python_has_control_flow():
+    x, y, t = np.arange(32, dtype=np.float32), np.zeros((8, 32), np.float32), np.arange(32)
+    emulate(control)[1, 32](x, y, 5)
+    want = [2, 17, 104, np.where(t % 2 == 0, 8, 6), 1 + np.where(t < 4, t, 0), 1, np.roll(t, -1) + t**2, t + 64]
+    np.testing.assert_array_equal(y, np.stack([np.broadcast_to(w, 32) for w in want]))
+    emulate(control, racecheck=True)[1, 32](x, y, 5)
+
+
 @cuda.jit
 def dynamic(x, y):
     s = cuda.shared.array(0, float64)

@@ -4,11 +4,12 @@
 
 How a GPU's threads become something a CPU runs well, in reading order:
 
-- `translate`: a thread becomes a generator, a barrier a yield, an index a checked access (`scope`: what names mean);
+- `translate`: a thread becomes a generator, a barrier a yield, an index a checked access; with `expressions`, `calls`,
+  `paste` (device functions), `state`, `scope` (what names mean) and `syntax`;
 - `module`: the text of the translated kernel, arranged so that a suspended thread is small;
-- `intrinsics`, `devicelib`: what the translated kernel calls, each a few instructions, with CUDA's results;
+- `intrinsics`, `numeric`, `exchange`, `devicelib`: what the translated kernel calls, each a few instructions (`emit`);
 - `native`, `cache`: Numba compiles it once; the machine code is kept on disk;
-- `engine`: the scheduler, which resumes the threads of a block from barrier to barrier, and the race check;
+- `engine` (on `raw`): the scheduler, which resumes a block's threads from barrier to barrier, and the race check;
 - `layout`: the memory that all of them share;
 - `launch`: checks a launch, packs its arguments, splits its blocks over the cores;
 - `report`, `errors`: what went wrong, with kernel, block, thread and line;

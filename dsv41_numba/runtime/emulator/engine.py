@@ -10,7 +10,7 @@ from typing import Any
 from numba import njit
 
 from dsv41_numba.runtime.emulator import layout as at
-from dsv41_numba.runtime.emulator.intrinsics import octets, resume, words, words32
+from dsv41_numba.runtime.emulator.raw import octets, resume, words, words32
 
 VOTE_BALLOT, VOTE_ANY, VOTE_ALL, VOTE_COUNT, VOTE_BLOCK_OR, VOTE_BLOCK_AND = range(6)
 SEVERAL_WARPS = -1  # as a reader in a history: threads of more than one warp; -2 - w: several lanes of warp w

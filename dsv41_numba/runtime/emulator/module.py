@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from dsv41_numba.runtime.emulator import layout as at
-from dsv41_numba.runtime.emulator.translate import Suspension, Translator, statements
+from dsv41_numba.runtime.emulator.syntax import Suspension, statements
+from dsv41_numba.runtime.emulator.translate import Translator
 
 WORDS = {
     **{f"_b{axis}": at.BX + i for i, axis in enumerate("xyz")},
@@ -36,7 +37,9 @@ def assemble(translated: Translator, check: bool, race: bool) -> Module:
         "import math",
         "import numba.types as _nb",
         "import numpy as np",
+        "import dsv41_numba.runtime.emulator.exchange as _ex",
         "import dsv41_numba.runtime.emulator.intrinsics as _rt",
+        "import dsv41_numba.runtime.emulator.numeric as _num",
         f"_load, _store, _load_atomic, _store_atomic = _rt.accessors({check}, {race})",
     ]
     head += [f"_f{i} = _rt.field({i})" for i in range(len(parameters) + 1)]

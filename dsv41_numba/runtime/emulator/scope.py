@@ -42,18 +42,18 @@ ARRAYS = ("shared.array", "local.array")
 ATOMICS = {  # the new value of an element, from the old one {0} and the arguments after the index
     "atomic.add": "{0} + {1}",
     "atomic.sub": "{0} - {1}",
-    "atomic.max": "_rt.select({1} > {0}, {1}, {0})",  # a NaN on either side changes nothing
-    "atomic.min": "_rt.select({1} < {0}, {1}, {0})",
-    "atomic.nanmax": "_rt.fmax({0}, {1})",
-    "atomic.nanmin": "_rt.fmin({0}, {1})",
+    "atomic.max": "_num.select({1} > {0}, {1}, {0})",  # a NaN on either side changes nothing
+    "atomic.min": "_num.select({1} < {0}, {1}, {0})",
+    "atomic.nanmax": "_num.fmax({0}, {1})",
+    "atomic.nanmin": "_num.fmin({0}, {1})",
     "atomic.and_": "{0} & {1}",
     "atomic.or_": "{0} | {1}",
     "atomic.xor": "{0} ^ {1}",
     "atomic.exch": "{1}",
-    "atomic.inc": "_rt.select({0} >= {1}, _nb.uint32(0), {0} + _nb.uint32(1))",
-    "atomic.dec": "_rt.select(({0} == 0) | ({0} > {1}), {1}, {0} - _nb.uint32(1))",
-    "atomic.cas": "_rt.select({0} == {1}, {2}, {0})",
-    "atomic.compare_and_swap": "_rt.select({0} == {1}, {2}, {0})",
+    "atomic.inc": "_num.select({0} >= {1}, _nb.uint32(0), {0} + _nb.uint32(1))",
+    "atomic.dec": "_num.select(({0} == 0) | ({0} > {1}), {1}, {0} - _nb.uint32(1))",
+    "atomic.cas": "_num.select({0} == {1}, {2}, {0})",
+    "atomic.compare_and_swap": "_num.select({0} == {1}, {2}, {0})",
 }
 FENCES = ("threadfence", "threadfence_block", "threadfence_system")
 GRID = ("grid", "gridsize")
