@@ -80,14 +80,17 @@ def test_kernels_first_block_does_the_same_alone(name):
     launch, alone, together = captured(name), run(name, grid=1), plain_run(name)
     before = launch.by_name(launch.fresh_args())
     for output in CASES[name].outputs:
-        written = alone[output] != before[output]
-        assert written.any()
-        assert same_bits(alone[output][written], together[output][written])
+        alone_bits, before_bits, together_bits = (
+            a[output].reshape(-1).view(np.uint8) for a in (alone, before, together)
+        )
+        written = alone_bits != before_bits
+        assert written.any() or CASES[name].in_place
+        assert same_bits(alone_bits[written], together_bits[written])
 
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    """The arrays of every small case after a run on Numba's simulator, which must be chosen before Numba is imported."""
+    """The arrays of every small case after a run on Numba's simulator. In a new process: Numba chooses it at import."""
     path = tmp_path_factory.mktemp("simulator") / "out.npz"
     here = pathlib.Path(__file__).parent
     environment = {name: value for name, value in os.environ.items() if name != "DSV41_BACKEND"}

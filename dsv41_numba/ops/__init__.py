@@ -4,6 +4,9 @@ Every table has the same keys, so `layer.py` runs with any of them::
 
     REFERENCE   NumPy, bf16 arrays as `ml_dtypes.bfloat16`
     PLAIN       the readable kernels, on whatever machine `runtime.backend` chose; bf16 arrays as uint16 patterns
+
+The functions hide the files they come from: `dsv41_numba.ops.rope` is the launcher once this package is imported, and
+`from dsv41_numba.ops.rope import rope_kernel` still reaches into the file.
 """
 
 from collections.abc import Callable

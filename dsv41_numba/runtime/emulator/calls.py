@@ -97,7 +97,11 @@ class Calls(State):
         if hashable(target) and target in devicelib.PYTHON:
             return self.pasted_text(devicelib.PYTHON[target], node, scope)
         if getattr(math, label, MISSING) is target and label in devicelib.MATH:
-            return ast.Call(expression(f"math.{label}"), self.in_order(node.args, scope), [])
+            values = self.in_order(node.args, scope)
+            if label not in devicelib.INEXACT or len(values) != 1:
+                return ast.Call(expression(f"math.{label}"), values, [])
+            value = self.saved(values[0])
+            return call("_num.rounded_as", call(f"math.{label}", call("_nb.float64", value)), value)
         if target is MISSING and not isinstance(node.func, ast.Name | ast.Attribute):
             scope.fail(node, f"a call of {construct(node.func)} is not supported in a kernel")
         if target is MISSING:

@@ -20,6 +20,13 @@ def cast(typingctx, value, target):
 
 
 @intrinsic
+def rounded_as(typingctx, result, argument):
+    """A float64 result of a math function, rounded once to float32 if its argument was one."""
+    to = types.float32 if argument == types.float32 else types.float64
+    return to(result, argument), lambda context, builder, sig, args: context.cast(builder, args[0], result, to)
+
+
+@intrinsic
 def to_int(typingctx, value):
     """int(value): int64 of a float, an integer as it is."""
     if not isinstance(value, (types.Integer, types.Float, types.Boolean)):

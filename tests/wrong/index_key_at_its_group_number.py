@@ -1,0 +1,9 @@
+"""Index keys turned by the number of their group instead of by the position of its first token. Ratio 1 agrees."""
+
+from wrong import Fault
+
+FAULT = Fault(
+    module="dsv41_numba.layer",
+    changes={"ops.rope(key, rope.cos, rope.sin, group_pos, role.ratio)": "ops.rope(key, rope.cos, rope.sin, first)"},
+    replaces=("dsv41_numba.stack.forward",),
+)

@@ -1,0 +1,9 @@
+"""A decode step that takes the ring's slots as they lie: right until the ring wraps, then no longer oldest first."""
+
+from wrong import Fault
+
+FAULT = Fault(
+    module="dsv41_numba.layer",
+    changes={"position = start_pos - window + 1 + np.arange(window)": "position = np.arange(window)"},
+    replaces=("dsv41_numba.stack.forward",),
+)
