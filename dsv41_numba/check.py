@@ -215,12 +215,14 @@ class Judge:
             )
 
     def same_shape(self, tally: Tally, where: tuple[int, str], got: np.ndarray, expected: np.ndarray) -> bool:
-        if got.shape == expected.shape:
+        if got.shape != expected.shape:
+            differ = f"shape {list(expected.shape)}", f"{list(got.shape)}", "shapes differ"
+        elif got.dtype != expected.dtype:
+            differ = f"type {expected.dtype}", f"{got.dtype}", "types differ"
+        else:
             return True
         if tally.mismatch is None:
-            tally.mismatch = Mismatch(
-                *where, tally.stage, (), f"shape {list(expected.shape)}", f"{list(got.shape)}", "shapes differ"
-            )
+            tally.mismatch = Mismatch(*where, tally.stage, (), *differ)
         return False
 
     def compare(self, tally: Tally, where: tuple[int, str], got: np.ndarray, expected: np.ndarray) -> np.ndarray | None:
@@ -260,6 +262,10 @@ class Alone(Judge):
         if not recorded:
             return value
         host = self.recording.get(layer, step, name)
+        if host.shape != value.shape or host.dtype != ops.to_host(value).dtype:
+            return value  # a mismatch, if it is judged; the stages after it could not take the recorded one
+        if name == "topk" and role.is_index_source:
+            self.model.shared.topk.value = host  # what the layers that read this selection are judged by
         return host if isinstance(value, np.ndarray) and value.dtype == host.dtype else ops.to_device(host)
 
     def judge(self, where: tuple[int, str], name: str, got: np.ndarray, expected: np.ndarray) -> None:
@@ -381,22 +387,29 @@ class Chained(Judge):
         offset = self.model.cfg.window if where[1] != "p" else got.shape[0]
         for row in rows:
             if tally.stage == "candidates":
-                values = self.block_maxima(score[row], np.flatnonzero(got[row] != expected[row]))
+                scores = self.block_maxima(score[row])
+                blocks = np.arange(score.shape[1]) // self.model.cfg.candidate_block_size
+                chosen = [np.unique(blocks[mask[row] != 0]) for mask in (got, expected)]
             else:
-                swapped = np.setxor1d(got[row], expected[row])
-                values = score[row][swapped[swapped >= 0] - offset]
-            steps = ordered(as_bf16(values).view(np.uint16))
-            tie = values.size and np.isfinite(values).all() and np.ptp(steps) <= SELECTION_STEPS
+                scores = score[row]
+                chosen = [selection[row][selection[row] >= 0] - offset for selection in (got, expected)]
+            swapped = np.setxor1d(chosen[0], chosen[1])
+            steps = ordered(as_bf16(scores[swapped]).view(np.uint16))
+            tie = (
+                len(swapped) > 0
+                and len(chosen[0]) == len(chosen[1])  # something came for what went
+                and np.isfinite(scores[swapped]).all()
+                and np.ptp(steps) <= SELECTION_STEPS
+            )
             mask = role.obeys_candidates
             if not tie and not (tally.stage == "topk" and mask is not None and self.mask_differs(mask, where[1])):
                 at = np.zeros(got.shape, bool)
                 at[row] = got[row] != expected[row]
                 self.fail(tally, where, "the scores at the cut are not tied", got, expected, at)
 
-    def block_maxima(self, score: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The largest score of each candidate block that holds one of the positions."""
-        size = self.model.cfg.candidate_block_size
-        return np.array([score[b * size : (b + 1) * size].max() for b in np.unique(positions // size)], np.float32)
+    def block_maxima(self, score: np.ndarray) -> np.ndarray:
+        """The largest score of each candidate block of a row."""
+        return np.maximum.reduceat(score, np.arange(0, len(score), self.model.cfg.candidate_block_size))
 
     def mask_differs(self, source: int, step: str) -> bool:
         """Whether the candidate mask of this call is not the recorded one."""

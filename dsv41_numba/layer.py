@@ -125,7 +125,7 @@ def forward(
     call = LayerCall(ops, cfg, role, rope, state, shared, run, start_pos, T)
     w, keep, eps = weights, run.keep, cfg.norm_eps
     H, D = cfg.n_heads, cfg.head_dim
-    check_sources(call)
+    check_sources(call, index_keys)
 
     x = keep("x", x)  # [T, dim]
     # 1, 2: the query, through a low-rank bottleneck
@@ -285,7 +285,7 @@ def check_call(
         )
 
 
-def check_sources(call: LayerCall) -> None:
+def check_sources(call: LayerCall, index_keys: str) -> None:
     """Refuse a consumer before its source, before anything is written."""
     role, shared = call.role, call.shared
     if role.ratio and not role.is_kv_source:
@@ -294,3 +294,8 @@ def check_sources(call: LayerCall) -> None:
         shared.topk.read(role.layer, role.index_source, call.end)
     if role.obeys_candidates is not None:
         shared.candidates.read(role.layer, role.obeys_candidates, call.end)
+    if role.is_index_source:
+        completes = call.end // role.ratio > call.start_pos // role.ratio
+        publishes_keys = role.is_kv_source and (completes or index_keys == "owner")
+        if not publishes_keys:
+            visible_keys(call)

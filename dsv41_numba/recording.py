@@ -41,10 +41,14 @@ class Recording:
         self._tensors = open_tensors(self.path)
         self._base: Recording | None = None
         self.captured: dict[tuple[int, str], set[str]] = {}
+        self.unknown: tuple[str, ...] = ()  # keys of stages that this port does not have
         for key in self._tensors:
             match = KEY.fullmatch(key)
             if match is None:
                 raise RecordingError(f"{self.path}: expected keys like L02.p.topk, got {key!r}")
+            if match[3] not in (*STAGES, "o_f32"):
+                self.unknown += (key,)
+                continue
             self.captured.setdefault((int(match[1]), match[2]), set()).add(match[3])
         if not self.captured:
             raise RecordingError(f"{self.path}: expected a recording, got no tensors")

@@ -89,6 +89,8 @@ def print_check(result: Report, recording: Recording, ops: str, console: Console
     not_judged = sum(tally.not_judged for tally in tallies)
     if not_judged:
         console.print(f"{not_judged} captures not judged alone: their inputs are not recorded")
+    if recording.unknown:
+        console.print(f"not compared, no such stage: {', '.join(recording.unknown)}", soft_wrap=True)
     if result.skipped_layers:
         console.print(f"layers not replayed, because a source's input is not recorded: {result.skipped_layers}")
     mismatches = result.mismatches()

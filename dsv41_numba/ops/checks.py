@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-SHARED_LIMIT_BYTES = 48 * 1024  # a block's shared memory, static and dynamic together, without an opt-in
-
 
 def check_array(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]) -> None:
     """Refuse an array that is not C-contiguous `dtype` of `shape` (None matches any size), naming what differs."""
@@ -24,12 +22,3 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]
         size > 1 and stride != want for size, stride, want in zip(array.shape, array.strides, strides)
     ):
         raise ValueError(f"{name}: expected a C-contiguous array, got strides {tuple(array.strides)} in bytes")
-
-
-def check_shared(kernel: str, needed_bytes: int, static_bytes: int = 0) -> None:
-    """Refuse a launch whose shared memory would pass the 48 KiB line; neither emulator nor simulator has that line."""
-    if needed_bytes + static_bytes > SHARED_LIMIT_BYTES:
-        raise ValueError(
-            f"{kernel}: expected at most {SHARED_LIMIT_BYTES} bytes of shared memory a block, "
-            f"got {needed_bytes + static_bytes}"
-        )

@@ -160,8 +160,9 @@ class Emulated:
             cost = compiled.ns_per_thread * checked.threads * (checked.blocks - first)
             if self.always_split or cost > WORTH_SPLITTING_NS:
                 self.split(compiled, checked, values, first, args)
-                spent = (time.perf_counter_ns() - began) * self.workers
-                compiled.ns_per_thread = spent / (checked.threads * checked.blocks)
+                # an upper bound, since it holds the pool's own time too: never a reason to split the next launch
+                spent = (time.perf_counter_ns() - began) * self.workers / (checked.threads * checked.blocks)
+                compiled.ns_per_thread = min(compiled.ns_per_thread, spent)
                 return
         self.run(compiled, checked, values, first, checked.blocks, args)
         compiled.ns_per_thread = (time.perf_counter_ns() - began) / (checked.threads * checked.blocks)
