@@ -1,4 +1,4 @@
-"""The `dsv41` command: `walk`, `check`, `roles`, `stage`, `doctor`.
+"""The `dsv41` command: `walk`, `check`, `roles`, `stage`, `make-checkpoint`, `bench`, `doctor`.
 
 Exit codes: 0 all is well, 1 a comparison failed, 2 the input was wrong (one line says what, where, expected and got).
 Set DSV41_TRACEBACK=1 to see where an error came from. Each command imports what it needs, so that `--help` is quick.
@@ -77,6 +77,20 @@ def parser() -> argparse.ArgumentParser:
     stage.add_argument("--config", metavar="C", help="config.json of the geometry (default: the tiny one)")
     stage.add_argument("--seed", type=int, default=0, help="of the random input (default 0)")
     stage.set_defaults(run=_stage)
+
+    make = commands.add_parser("make-checkpoint", help="write random weights in the released layout")
+    make.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
+    make.add_argument("--layers", type=_layer_range, metavar="A-B", help="only these layers (default: all)")
+    make.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
+    make.add_argument("--config", metavar="C", help="config.json of the geometry (default: the released one)")
+    make.set_defaults(run=_make_checkpoint)
+
+    bench = commands.add_parser("bench", help="how fast each op and whole layers are, beside floor, torch and original")
+    bench.add_argument("--op", metavar="NAME", help="only ops that begin so: linear, 'linear wq_a', layer")
+    bench.add_argument("--case", metavar="NAME", help="only cases that begin so: decode, 'prefill 2048'")
+    bench.add_argument("--quick", action="store_true", help="one prefill and one context; without a GPU the emulator")
+    bench.add_argument("--json", metavar="FILE", help="write the results here (a full run: data/measurements.json)")
+    bench.set_defaults(run=_bench)
 
     doctor = commands.add_parser("doctor", help="which machine runs the kernels and why, and what is wrong with it")
     doctor.set_defaults(run=_doctor)
@@ -166,6 +180,18 @@ def _stage(args: argparse.Namespace) -> int:
     result = run_stage(args.name, cfg, args.tokens, args.seed)
     report.print_stage(args.name, contract(args.name), result, _console())
     return 0 if result.ok else 1
+
+
+def _make_checkpoint(args: argparse.Namespace) -> int:
+    from dsv41_numba import make_checkpoint
+
+    return make_checkpoint.run(args, _console(), _console(stderr=True))
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from dsv41_numba import bench
+
+    return bench.run(args, _console(), _console(stderr=True))
 
 
 def _doctor(args: Any) -> int:

@@ -28,4 +28,4 @@ def install() -> None:
     """Give kernels that run in Numba's simulator a `cuda.libdevice`. Call it once, before the first launch."""
     from numba.cuda.simulator.kernelapi import FakeCUDAModule
 
-    FakeCUDAModule.libdevice = LIBDEVICE  # type: ignore[attr-defined]  # that it has none is the point
+    FakeCUDAModule.libdevice = LIBDEVICE  # it has none

@@ -1,0 +1,134 @@
+"""`dsv41 bench`: how fast each op and whole layers are, beside the floor, torch and the original's kernels.
+
+::
+
+    cases       what is measured: every op of the geometry, with the bytes and operations that it needs
+    layers      whole layers, one of each kind
+    inputs      random arrays made on the device
+    verify      each case against its NumPy reference, before it is timed
+    timing      device time without Python's launches, and host time
+    ceilings    the copy and matrix rates of this machine, which floors are computed from
+    torch_ops   what a user of torch would write instead
+    measure     one row: verify, time, torch
+    report      data/measurements.json and the table
+
+A full run on a GPU writes data/measurements.json; a part of it (`--op`, `--case`, `--quick`) only what `--json` names.
+Without a GPU `--quick` times the emulator at a tiny geometry, for those who want to see how the command works.
+"""
+
+import argparse
+import pathlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numba.core.errors import NumbaPerformanceWarning
+from rich.console import Console
+
+from dsv41_numba.bench import ceilings as ceilings_module
+from dsv41_numba.bench import torch_ops
+from dsv41_numba.bench.cases import (
+    CONTEXTS,
+    PREFILLS,
+    QUICK_CONTEXTS,
+    QUICK_PREFILLS,
+    op_cases,
+    position,
+)
+from dsv41_numba.bench.inputs import Draw
+from dsv41_numba.bench.layers import layer_cases
+from dsv41_numba.bench.measure import Row, launch_cost, measure_candidates, measure_layer, measure_op, measure_select
+from dsv41_numba.bench.report import as_json, machine, print_rows, write_json
+from dsv41_numba.config import FLASH, TINY
+from dsv41_numba.data import data_dir
+from dsv41_numba.ops import PLAIN, Ops
+from dsv41_numba.report import progress
+from dsv41_numba.runtime import backend
+
+MEASUREMENTS = "measurements.json"
+EMULATOR_PREFILLS, EMULATOR_CONTEXTS = (16,), (32,)
+
+Task = tuple[str, str, Callable[[], list[Row]]]  # op, case, how to measure it
+
+
+def run(args: argparse.Namespace, out: Console, err: Console) -> int:
+    """`dsv41 bench --op NAME --case NAME --quick --json FILE`; 0, 1 when a check failed, 2 without a GPU."""
+    chosen = backend.current()
+    on_gpu = chosen.name == "gpu"
+    if not on_gpu and not args.quick:
+        err.print(
+            f"dsv41 bench: expected a GPU to measure, got the {chosen.name} ({chosen.reason}); "
+            "`dsv41 bench --quick` times the emulator at a tiny geometry",
+            soft_wrap=True,
+        )
+        return 2
+    kept = data_dir() / MEASUREMENTS
+    target = pathlib.Path(args.json) if args.json else None
+    if target and not on_gpu and target.resolve() == kept.resolve():
+        raise ValueError(f"--json: expected another file than {kept}, which holds times of a GPU, got {target}")
+    tasks = _chosen(_tasks(PLAIN, on_gpu, args.quick), args.op, args.case)
+    rows: list[Row] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaPerformanceWarning)  # grids of one block are meant here
+        ceilings = ceilings_module.measure() if on_gpu else None
+        launch = launch_cost(Draw(2)) if on_gpu else None
+        with progress(err, f"{len(tasks)} cases on the {chosen.name}") as update:
+            for done, (_, _, measure) in enumerate(tasks, 1):
+                rows += measure()
+                update(done / len(tasks))
+    found = machine()
+    print_rows(rows, found, ceilings, launch, out)
+    if on_gpu and not (target or args.quick or args.op or args.case):
+        target = kept
+    if target:
+        write_json(target, as_json(rows, found, ceilings, launch))
+        out.print(f"wrote {target}", soft_wrap=True)
+    return 0 if all(row.ok for row in rows) else 1
+
+
+def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
+    """Everything that this machine measures, in the order of the table."""
+    cfg = FLASH
+    prefills: tuple[int, ...] = PREFILLS
+    contexts: tuple[int, ...] = CONTEXTS
+    if not on_gpu:
+        cfg, prefills, contexts = TINY, EMULATOR_PREFILLS, EMULATOR_CONTEXTS
+    elif quick:
+        prefills, contexts = QUICK_PREFILLS, QUICK_CONTEXTS
+    draw, with_torch = Draw(0), on_gpu and torch_ops.available()
+
+    def op_task(case: Any) -> Task:
+        return case.op, case.name, lambda: measure_op(case, ops, draw, on_gpu, with_torch)
+
+    def layer_task(case: Any) -> Task:
+        return case.op, case.name, lambda: measure_layer(case, cfg, ops, on_gpu, with_torch)
+
+    def select_task(name: str, T: int, pos: int) -> Task:
+        return "select", name, lambda: measure_select(cfg, name, T, pos, ops, draw, with_torch)
+
+    def candidates_task(name: str, T: int, pos: int) -> Task:
+        return "candidate_blocks", name, lambda: measure_candidates(cfg, name, T, pos, ops, draw)
+
+    calls = [(f"prefill {T}", T, 0) for T in prefills]
+    calls += [(f"decode {context}", 1, position(context)) for context in contexts]
+    return [
+        *map(op_task, op_cases(cfg, prefills, contexts)),
+        *(select_task(*call) for call in calls),
+        *(candidates_task(*call) for call in calls),
+        *map(layer_task, layer_cases(cfg, prefills, contexts)),
+    ]
+
+
+def _chosen(tasks: Sequence[Task], op: str | None, case: str | None) -> list[Task]:
+    """The tasks whose op and case begin with the words that were asked for: "linear", "linear wq_a", "decode"."""
+    for option, wanted, names in (("--op", op, [t[0] for t in tasks]), ("--case", case, [t[1] for t in tasks])):
+        if wanted is not None and not any(_begins(name, wanted) for name in names):
+            raise ValueError(f"{option}: expected one of {', '.join(dict.fromkeys(names))}, got {wanted!r}")
+    chosen = [t for t in tasks if (op is None or _begins(t[0], op)) and (case is None or _begins(t[1], case))]
+    if not chosen:
+        raise ValueError(f"--op, --case: expected a case that the op has, got {op!r} and {case!r}")
+    return chosen
+
+
+def _begins(name: str, wanted: str) -> bool:
+    return f"{name} ".startswith(f"{wanted} ")

@@ -1,0 +1,214 @@
+"""Hold a stage to its NumPy reference on a sample of its output, at sizes where the whole would take minutes.
+
+`verify` compares one call: the tokens at both ends and in the middle, and of a matrix the first and last rows. A sample
+of that kind meets every edge of a launch's grid. `checked` makes an op table that verifies every call as it is made, so
+that a whole layer is verified by running it once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dsv41_numba.compare import bf16_array
+from dsv41_numba.ops import REFERENCE, Ops
+from dsv41_numba.rules import steps_apart
+from dsv41_numba.runtime import backend
+from dsv41_numba.stages import STAGES
+
+MATRIX_ROWS = 128  # of each end of a weight matrix: output columns
+KEYS = 1024  # of each end of the index keys
+SMALL_BYTES = 1 << 24  # an array up to this size is fetched whole, since a slice costs 100 us
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far a sample of a stage's output is from its reference, in the steps of its rule."""
+
+    stage: str
+    elements: int
+    worst: int
+    limit: int
+
+    @property
+    def ok(self) -> bool:
+        return self.worst <= self.limit
+
+    def __str__(self) -> str:
+        found = f"{self.worst} steps apart, {self.limit} allowed"
+        return f"{self.stage}: {found}, {self.elements} elements compared"
+
+
+def verify(stage: str, arguments: tuple[Any, ...], result: Any, before: np.ndarray | None = None) -> Verdict:
+    """Compare one call of a PLAIN stage with its reference.
+
+    arguments  what it was called with, device arrays
+    before     of a stage that writes an argument: `to_verify` of its arguments before the call
+    """
+    if stage == "store_partial":
+        kv, score, kv_state, score_state, start_pos = arguments
+        expected = _host(before)
+        REFERENCE.store_partial(_host(kv), _host(score), expected, _host(score_state), start_pos)
+        got = _host(kv_state)
+    else:
+        got, expected = SAMPLES[stage](arguments, result)
+    steps = steps_apart(STAGES[stage].rule, got, expected)
+    return Verdict(stage, int(steps.size), int(steps.max(initial=0)), STAGES[stage].rule.steps)
+
+
+def to_verify(stage: str, arguments: tuple[Any, ...]) -> np.ndarray | None:
+    """What `verify` must know of the arguments before the call: the state of the stage that changes one."""
+    return np.array(_host(arguments[2])) if stage == "store_partial" else None
+
+
+def checked(ops: Ops, see: Callable[[Verdict], None]) -> Ops:
+    """`ops` with every stage verified as it is called; `see` gets each verdict."""
+
+    def wrap(stage: str) -> Callable[..., Any]:
+        run = getattr(ops, stage)
+
+        def call(*arguments: Any) -> Any:
+            before = to_verify(stage, arguments)
+            result = run(*arguments)
+            if all(0 not in a.shape for a in arguments[:1]):
+                see(verify(stage, arguments, result, before))
+            return result
+
+        return call
+
+    wrapped: dict[str, Any] = {stage: wrap(stage) for stage in STAGES}
+    return dataclasses.replace(ops, **wrapped)
+
+
+def take(array: Any, rows: Iterable[int]) -> np.ndarray:
+    """Some rows of a device array, on the host: bf16 as ml_dtypes.bfloat16."""
+    wanted = np.asarray(list(rows), np.int64)
+    if array.size * array.dtype.itemsize <= SMALL_BYTES:
+        return _host(array)[wanted]
+    starts = np.flatnonzero(np.diff(wanted, prepend=wanted[:1] - 2) != 1)
+    runs = [wanted[a:b] for a, b in zip(starts, [*starts[1:], len(wanted)])]
+    parts = [_host(array[int(run[0]) : int(run[-1]) + 1]) for run in runs]
+    return np.concatenate(parts) if parts else _host(array[:0])
+
+
+def _host(array: Any) -> np.ndarray:
+    host = backend.to_host(array)
+    return bf16_array(host) if host.dtype == np.uint16 else host
+
+
+def _some(n: int) -> list[int]:
+    """Tokens to look at: both ends and the middle."""
+    return sorted({0, min(1, n - 1), n // 2, max(n - 2, 0), n - 1})
+
+
+def _ends(n: int, size: int) -> np.ndarray:
+    """The first and last `size` of n."""
+    return np.arange(n) if n <= 2 * size else np.r_[:size, n - size : n]
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def _linear(reference: Callable[..., np.ndarray]) -> Callable[[tuple[Any, ...], Any], Pair]:
+    def sample(arguments: tuple[Any, ...], y: Any) -> Pair:
+        x, weight = arguments
+        tokens, columns = _some(x.shape[0]), _ends(weight.shape[0], MATRIX_ROWS)
+        return take(y, tokens)[:, columns], reference(take(x, tokens), take(weight, columns))
+
+    return sample
+
+
+def _grouped_linear(arguments: tuple[Any, ...], og: Any) -> Pair:
+    o, weight, n_groups = arguments
+    rank, tokens = weight.shape[0] // n_groups, _some(o.shape[0])
+    ranks = _ends(rank, MATRIX_ROWS // n_groups)
+    rows = (np.arange(n_groups)[:, None] * rank + ranks).reshape(-1)
+    return take(og, tokens)[:, :, ranks], REFERENCE.grouped_linear(take(o, tokens), take(weight, rows), n_groups)
+
+
+def _by_row(reference: Callable[..., np.ndarray]) -> Callable[[tuple[Any, ...], Any], Pair]:
+    """Stages that make a row of y from a row of their first argument and the others, which are small."""
+
+    def sample(arguments: tuple[Any, ...], y: Any) -> Pair:
+        x, *others = arguments
+        rows = _some(x.shape[0])
+        others = [_host(a) if hasattr(a, "shape") else a for a in others]
+        return take(y, rows), reference(take(x, rows), *others)
+
+    return sample
+
+
+def _rope(reference: Callable[..., np.ndarray]) -> Callable[[tuple[Any, ...], Any], Pair]:
+    def sample(arguments: tuple[Any, ...], y: Any) -> Pair:
+        x, cos, sin, start_pos, *step = arguments
+        tokens = _some(x.shape[0])
+        positions = [start_pos + t * (step[0] if step else 1) for t in tokens]
+        pairs = zip(take(x, tokens), take(cos, positions), take(sin, positions))
+        return take(y, tokens), np.concatenate([reference(row[None], c[None], s[None], 0) for row, c, s in pairs])
+
+    return sample
+
+
+def _pool(arguments: tuple[Any, ...], pooled: Any) -> Pair:
+    *arrays, start_pos = arguments
+    return _host(pooled), REFERENCE.pool(*map(_host, arrays), start_pos)
+
+
+def _ring_write(arguments: tuple[Any, ...], _: Any) -> Pair:
+    """That the rows are there. That no other slot changed is a matter of small tests."""
+    rows, ring, start_pos = arguments
+    T, W = rows.shape[0], ring.shape[0]
+    kept = [t for t in _some(T) if t >= T - W]
+    slots = [take(ring, [(start_pos + t) % W]) for t in kept]
+    return np.concatenate(slots), take(rows, kept)
+
+
+def _index_score(arguments: tuple[Any, ...], score: Any) -> Pair:
+    index_q, index_w, index_k, start_pos, ratio = arguments
+    G = index_k.shape[0]
+    parts = [range(G)] if G <= 2 * KEYS else [range(KEYS), range(G - KEYS, G)]
+    got, expected = [], []
+    for t in _some(index_q.shape[0]):
+        q, w, row = take(index_q, [t]), take(index_w, [t]), take(score, [t])
+        for keys in parts:
+            got.append(row[:, keys[0] : keys[-1] + 1].reshape(-1))
+            # seen from the first of these keys, the query stands that many groups earlier
+            pos = start_pos + t - keys[0] * ratio
+            expected.append(REFERENCE.index_score(q, w, take(index_k, keys), pos, ratio).reshape(-1))
+    return np.concatenate(got), np.concatenate(expected)
+
+
+def _sparse_attention(arguments: tuple[Any, ...], o: Any) -> Pair:
+    q, window_rows, compress_rows, idx, attn_sink, scale = arguments
+    W, tokens = window_rows.shape[0], _some(q.shape[0])
+    expected = []
+    for t in tokens:
+        slots = take(idx, [t])
+        used = np.unique(slots[slots >= 0])  # only the rows that this query names, numbered anew
+        window, compressed = take(window_rows, used[used < W]), take(compress_rows, used[used >= W] - W)
+        renumbered = np.where(slots < 0, -1, np.searchsorted(used, slots)).astype(np.int32)
+        expected.append(
+            REFERENCE.sparse_attention(take(q, [t]), window, compressed, renumbered, _host(attn_sink), scale)
+        )
+    return take(o, tokens), np.concatenate(expected)
+
+
+SAMPLES: dict[str, Callable[[tuple[Any, ...], Any], Pair]] = {
+    "linear": _linear(REFERENCE.linear),
+    "linear_f32": _linear(REFERENCE.linear_f32),
+    "grouped_linear": _grouped_linear,
+    "rmsnorm": _by_row(REFERENCE.rmsnorm),
+    "rmsnorm_f32": _by_row(REFERENCE.rmsnorm_f32),
+    "rope": _rope(REFERENCE.rope),
+    "rope_inverse": _rope(REFERENCE.rope_inverse),
+    "fp8_round_trip": _by_row(REFERENCE.fp8_round_trip),
+    "fp4_round_trip_e8m0": _by_row(REFERENCE.fp4_round_trip_e8m0),
+    "fp4_round_trip_e4m3": _by_row(REFERENCE.fp4_round_trip_e4m3),
+    "index_weights": _by_row(REFERENCE.index_weights),
+    "index_score": _index_score,
+    "pool": _pool,
+    "ring_write": _ring_write,
+    "sparse_attention": _sparse_attention,
+}
