@@ -76,6 +76,9 @@ def parser() -> argparse.ArgumentParser:
     stage.add_argument("--tokens", type=_positive, default=5, metavar="N", help="tokens (default 5)")
     stage.add_argument("--config", metavar="C", help="config.json of the geometry (default: the tiny one)")
     stage.add_argument("--seed", type=int, default=0, help="of the random input (default 0)")
+    stage.add_argument(
+        "--ops", choices=("plain", "tuned"), default="plain", help="the readable kernel, or the fast one"
+    )
     stage.set_defaults(run=_stage)
 
     make = commands.add_parser("make-checkpoint", help="write random weights in the released layout")
@@ -98,7 +101,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _machine_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--ops", choices=("plain", "reference"), default="plain", help="kernels, or NumPy")
+    command.add_argument(
+        "--ops",
+        choices=("plain", "tuned", "reference"),
+        default="plain",
+        help="the readable kernels, the fast ones, or NumPy",
+    )
     command.add_argument("--index-keys", choices=("released", "owner"), default="released",
                          help="whose index keys an unfinished group scores against (default: as released)")  # fmt: skip
 
@@ -146,16 +154,17 @@ def _check(args: argparse.Namespace) -> int:
     from dsv41_numba import report
     from dsv41_numba.check import check
     from dsv41_numba.data import golden
-    from dsv41_numba.ops import TABLES
+    from dsv41_numba.ops import table
     from dsv41_numba.recording import Recording
     from dsv41_numba.weights import Checkpoint
 
-    cfg = _tiny_cfg(args.config)
+    cfg, ops, console = _tiny_cfg(args.config), table(args.ops), _console()
     checkpoint = Checkpoint(*(args.weights or [golden("tiny-weights.safetensors")]), cfg=cfg)
     recording = Recording(args.recording, args.base)
     with report.progress(_console(stderr=True), f"replaying {recording.path.name}") as update:
-        result = check(recording, cfg, checkpoint.layer, TABLES[args.ops], args.index_keys, args.layers, update)
-    return report.print_check(result, recording, args.ops, _console())
+        result = check(recording, cfg, checkpoint.layer, ops, args.index_keys, args.layers, update)
+    report.print_picks(ops, console)
+    return report.print_check(result, recording, ops.name, console)
 
 
 def _roles(args: argparse.Namespace) -> int:
@@ -169,6 +178,7 @@ def _roles(args: argparse.Namespace) -> int:
 
 def _stage(args: argparse.Namespace) -> int:
     from dsv41_numba import report
+    from dsv41_numba.ops import table
     from dsv41_numba.stages import STAGES, contract, run_stage
 
     if args.name == "list":
@@ -177,8 +187,10 @@ def _stage(args: argparse.Namespace) -> int:
     if args.name not in STAGES:
         raise ValueError(f"NAME: expected one of {', '.join(STAGES)}, got {args.name!r}")
     cfg = _tiny_cfg(args.config)
-    result = run_stage(args.name, cfg, args.tokens, args.seed)
-    report.print_stage(args.name, contract(args.name), result, _console())
+    ops, console = table(args.ops), _console()
+    result = run_stage(args.name, cfg, args.tokens, args.seed, ops)
+    report.print_stage(args.name, contract(args.name, ops), result, console)
+    report.print_picks(ops, console)
     return 0 if result.ok else 1
 
 

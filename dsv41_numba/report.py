@@ -11,6 +11,7 @@ from rich.table import Table
 from dsv41_numba.check import Report, Tally
 from dsv41_numba.compare import APART
 from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.ops import Ops
 from dsv41_numba.recording import Recording
 from dsv41_numba.roles import LayerRole, roles
 from dsv41_numba.rules import RULES, Rule
@@ -108,6 +109,16 @@ def print_check(result: Report, recording: Recording, ops: str, console: Console
         soft_wrap=True,
     )
     return 1 if mismatches else 0
+
+
+def print_picks(ops: Ops, console: Console) -> None:
+    """Which rungs of the ladder the tuned linears took, and why; nothing for the other op tables."""
+    if ops.name != "tuned":
+        return
+    from dsv41_numba.tuned.linear import PICKED
+
+    for (rung, reason), count in PICKED.most_common():
+        console.print(f"tuned linears: {count} by {rung}, because {reason}", soft_wrap=True)
 
 
 def _alone_cells(tally: Tally | None, rule: Rule) -> tuple[str, ...]:

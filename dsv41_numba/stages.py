@@ -111,16 +111,16 @@ STAGES = {
 }
 
 
-def contract(name: str) -> str:
-    """The docstring of the file that a stage is written in."""
-    return inspect.cleandoc(sys.modules[getattr(PLAIN, name).__module__].__doc__ or "")
+def contract(name: str, ops: Ops = PLAIN) -> str:
+    """The docstring of the file that a stage of an op table is written in."""
+    return inspect.cleandoc(sys.modules[getattr(ops, name).__module__].__doc__ or "")
 
 
-def run_stage(name: str, cfg: AttnV41Cfg, T: int, seed: int) -> StageResult:
-    """Run a stage's reference and its kernel on the same random inputs, T tokens."""
+def run_stage(name: str, cfg: AttnV41Cfg, T: int, seed: int, ops: Ops = PLAIN) -> StageResult:
+    """Run a stage's reference and the kernel of an op table on the same random inputs, T tokens."""
     stage = STAGES[name]
     inputs = stage.inputs(cfg, T, np.random.default_rng(seed))
-    reference, kernel = (_output(ops, name, stage, inputs) for ops in (REFERENCE, PLAIN))
+    reference, kernel = (_output(table, name, stage, inputs) for table in (REFERENCE, ops))
     steps = steps_apart(stage.rule, kernel, reference)
     unit = {"bf16": "bf16 steps", "f32": f"units of {F32_NOISE:.1e} of the row's largest", "exact": "differing bits"}
     return StageResult(

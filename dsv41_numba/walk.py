@@ -19,7 +19,8 @@ from dsv41_numba.compare import APART
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.data import golden
 from dsv41_numba.formats.bf16 import as_bf16
-from dsv41_numba.ops import TABLES, Ops
+from dsv41_numba.ops import Ops
+from dsv41_numba.ops import table as op_table
 from dsv41_numba.recording import STAGES, Recorder, Recording
 from dsv41_numba.rules import RULES
 from dsv41_numba.runtime import backend
@@ -66,7 +67,7 @@ def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
         golden("tiny-A.safetensors" if args.index_keys == "released" else "tiny-A-ownkeys.safetensors")
     )
     _check_selection(args, cfg, range(cfg.n_layers), recording.steps)
-    ops = TABLES[args.ops]
+    ops = op_table(args.ops)
     model = AttnV41(cfg, Checkpoint(golden("tiny-weights.safetensors"), cfg=cfg).layer, ops, args.index_keys)
     judge, tour = Alone(recording, model, model.layers), Tour(args, ops, out)
     begin = time.perf_counter()
@@ -91,6 +92,7 @@ def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
         table.add_row(*report.layer_cells(model.roles[layer]), str(compared), mark, f"{1e3 * spent:.1f}",
                       end_section=layer + 1 in cfg.kv_sources)  # fmt: skip
     out.print(table)
+    report.print_picks(ops, out)
     tour.finish()
     if args.record:
         with report.progress(err, f"recording {args.record}") as update:
@@ -126,7 +128,7 @@ def _record_again(
 def walk_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Other weights on random input, without a comparison."""
     checkpoint = Checkpoint(args.checkpoint, cfg=AttnV41Cfg.from_json(args.config) if args.config else None)
-    cfg, ops = checkpoint.cfg, TABLES[args.ops]
+    cfg, ops = checkpoint.cfg, op_table(args.ops)
     tokens = args.tokens or min(DEFAULT_TOKENS, cfg.max_seq)
     steps = ("p", *(f"d{i}" for i in range(args.decode)))
     layers = tuple(args.layers or range(cfg.n_layers))
@@ -144,6 +146,7 @@ def walk_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int
         spent = sum(tour.seconds[layer, name] for name in ([args.step] if args.step else steps))
         table.add_row(*report.layer_cells(model.roles[layer]), f"{1e3 * spent:.1f}")
     out.print(table)
+    report.print_picks(ops, out)
     tour.finish()
     out.print(
         f"{tokens} tokens and {args.decode} decode steps, random input of seed {args.seed}; nothing to compare with"

@@ -4,6 +4,7 @@ Every table has the same keys, so `layer.py` runs with any of them::
 
     REFERENCE   NumPy, bf16 arrays as `ml_dtypes.bfloat16`
     PLAIN       the readable kernels, on whatever machine `runtime.backend` chose; bf16 arrays as uint16 patterns
+    TUNED       (in `dsv41_numba.tuned`) PLAIN with faster kernels where there are some
 
 The functions hide the files they come from: `dsv41_numba.ops.rope` is the launcher once this package is imported, and
 `from dsv41_numba.ops.rope import rope_kernel` still reaches into the file.
@@ -122,4 +123,11 @@ PLAIN = Ops(
     grouped_linear=grouped_linear,
 )
 
-TABLES = {table.name: table for table in (REFERENCE, PLAIN)}
+
+def table(name: str) -> Ops:
+    """The op table of a name; "tuned" is imported when it is asked for."""
+    if name == "tuned":
+        from dsv41_numba.tuned import TUNED
+
+        return TUNED
+    return {ops.name: ops for ops in (REFERENCE, PLAIN)}[name]

@@ -147,7 +147,14 @@ class Scope:
         self.cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
 
     def static(self, node: ast.expr) -> Any:
-        """The Python object that a dotted name refers to, or MISSING."""
+        """The Python object that a dotted name refers to, or MISSING.
+
+        An intrinsic that carries an `emulated` device function, as those of `tuned.ptx` do, means that function.
+        """
+        found = self._static(node)
+        return getattr(found, "emulated", found) if type(found).__name__ == "_Intrinsic" else found
+
+    def _static(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name) and node.id not in self.locals:
             if node.id in self.cells:
                 return self.cells[node.id].cell_contents

@@ -1,0 +1,88 @@
+"""What the warp's PTX instructions do, in shuffles and single elements: how the emulator runs a kernel that uses them.
+
+`ptx` hangs each function here on the instruction of the same name, and the emulator calls it in its place. So the
+lane-to-element maps of the fragments are written twice, once in silicon and once here, and the same kernel on both
+machines shows whether they agree. wgmma and the copy engine have no stand-in: a kernel that uses them is refused.
+"""
+
+from numba import cuda, int32, uint32
+
+from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
+
+LANES = 0xFFFFFFFF
+
+
+@cuda.jit(device=True)
+def load_16_bytes(array, i, j, inside):
+    words = cuda.local.array(4, uint32)
+    for q in range(4):
+        words[q] = uint32(0)
+        if inside:
+            words[q] = uint32(array[i, j + 2 * q]) | uint32(uint32(array[i, j + 2 * q + 1]) << uint32(16))
+    return words[0], words[1], words[2], words[3]
+
+
+@cuda.jit(device=True)
+def pack_bf16(low, high):
+    return uint32(uint32(encode_bf16(low)) | uint32(uint32(encode_bf16(high)) << uint32(16)))
+
+
+@cuda.jit(device=True)
+def copy_16_bytes(tile, s, i, j, array, m, k, n_bytes):
+    for word in range(4):
+        pair = uint32(0)
+        for half in range(2):
+            if 4 * word + 2 * half < n_bytes:
+                pair |= uint32(uint32(array[m, k + 2 * word + half]) << uint32(16 * half))
+        tile[s, i, j + word] = pair
+
+
+@cuda.jit(device=True)
+def arrived():
+    """Copies are made at once, so there is nothing to close and nothing to wait for."""
+
+
+@cuda.jit(device=True)
+def ldmatrix_x4(tile, s, i, j):
+    words = cuda.local.array(4, uint32)
+    lane = cuda.threadIdx.x & 31
+    for q in range(4):
+        row = cuda.shfl_sync(LANES, int32(i), 8 * q + lane // 4)
+        column = cuda.shfl_sync(LANES, int32(j), 8 * q + lane // 4)
+        words[q] = tile[s, row, column + lane % 4]
+    return words[0], words[1], words[2], words[3]
+
+
+@cuda.jit(device=True)
+def mma_m16n8k16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    lane = cuda.threadIdx.x & 31
+    g, t = lane // 4, lane % 4
+    for word in range(8):  # two of the 16 columns of K
+        upper = cuda.shfl_sync(LANES, int32(a2) if word >= 4 else int32(a0), 4 * g + word % 4)
+        lower = cuda.shfl_sync(LANES, int32(a3) if word >= 4 else int32(a1), 4 * g + word % 4)
+        left = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t) + word % 4)
+        right = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t + 1) + word % 4)
+        for half in range(2):
+            shift = uint32(16 * half)
+            u, v = half_of(upper, shift), half_of(lower, shift)
+            p, q = half_of(left, shift), half_of(right, shift)
+            c0, c1, c2, c3 = c0 + u * p, c1 + u * q, c2 + v * p, c3 + v * q
+    return c0, c1, c2, c3
+
+
+@cuda.jit(device=True)
+def half_of(word, shift):
+    return decode_bf16(uint32(word) >> shift & uint32(0xFFFF))
+
+
+# by the name of the instruction in `ptx`
+STAND_INS = {
+    "copy_16_bytes": copy_16_bytes,
+    "copies_commit": arrived,
+    "copies_wait_1": arrived,
+    "ldmatrix_x4": ldmatrix_x4,
+    "load_16_bytes": load_16_bytes,
+    "load_16_bytes_once": load_16_bytes,
+    "mma_m16n8k16": mma_m16n8k16,
+    "pack_bf16": pack_bf16,
+}

@@ -1,0 +1,348 @@
+"""Every PTX instruction that the tuned kernels use by name; no other file holds PTX text.
+
+Each is a Numba intrinsic: called in a kernel like a function, it becomes that one instruction. `instruction` makes one
+from its text. Operands `$0, $1, ...` are numbered with the result first; a constraint is `r` (32 bits), `l` (64 bits),
+`f` (float32). Unless a comment says otherwise they are marked as having side effects and as convergent, so that LLVM
+leaves them where they stand.
+
+Reading order follows the ladder: what `linear_decode` uses, then `linear_mma`, then `linear_wgmma`. An array operand is
+followed by the indices of one element, and means that element's address. Words in quotes are PTX's own, to look up in
+the PTX ISA manual.
+"""
+
+import inspect
+from collections import namedtuple
+
+from llvmlite import ir
+from numba import types
+from numba.cuda import cgutils
+from numba.cuda.extending import intrinsic
+
+from dsv41_numba.tuned.emulated import STAND_INS
+
+u32, u64 = types.uint32, types.uint64
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+SHARED = 3  # LLVM's number of the shared address space
+WORDS = types.UniTuple(types.uint32, 4)
+SUMS = types.UniTuple(types.float32, 4)
+
+
+# ---- how an intrinsic is made --------------------------------------------------------------------------------------
+def named(count):
+    """Give a function of (typingctx, *operands) a signature with `count` operands, off which Numba reads the arity."""
+
+    def apply(function):
+        names = ["typingctx", *(f"operand{i}" for i in range(count))]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        function.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+        return function
+
+    return apply
+
+
+def emit(builder, result, text, constraints, operands):
+    """One piece of inline assembly; it may read and write memory."""
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    constraints = ",".join(filter(None, [constraints, "~{memory}"]))
+    return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=True), operands, attrs=("convergent",))
+
+
+def instruction(text, constraints="", operands=(), result=None):
+    """The intrinsic that emits `text` on numbers of the types `operands`; `result` is None, uint32 or uint64."""
+    prefix = {None: "", types.uint32: "=r", types.uint64: "=l"}[result]
+
+    @intrinsic
+    @named(len(operands))
+    def emitted(typingctx, *_):
+        def codegen(context, builder, signature, values):
+            out = context.get_value_type(result) if result else ir.VoidType()
+            value = emit(builder, out, text, ",".join(filter(None, [prefix, constraints])), values)
+            return value if result else context.get_dummy_value()
+
+        return (result or types.void)(*operands), codegen
+
+    return emitted
+
+
+def element_address(context, builder, array_type, array, index_types, indices, shared):
+    """The address of one element, as an integer: 64 bits, or 32 within the block's shared memory."""
+    view = context.make_array(array_type)(context, builder, array)
+    indices = [context.cast(builder, i, kind, types.intp) for i, kind in zip(indices, index_types)]
+    pointer = cgutils.get_item_pointer(context, builder, array_type, view, indices)
+    if not shared:
+        return builder.ptrtoint(pointer, I64)
+    return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, SHARED)), I32)
+
+
+def four(context, builder, kind, struct):
+    """A struct of four values, as the tuple that a kernel sees."""
+    return context.make_tuple(builder, kind, [builder.extract_value(struct, i) for i in range(4)])
+
+
+# ---- 16 bytes at a time --------------------------------------------------------------------------------------------
+# The most that one thread loads at once: 8 neighbouring bf16 as 4 words, the lower index in a word's low half.
+#
+#       array[i, j + ...]   1 | 0    3 | 2    5 | 4    7 | 6
+#       result             word 0   word 1   word 2   word 3
+#
+# The address must be a multiple of 16 bytes, and the memory must not change while the kernel runs ("ld.global.nc").
+def load_words(how):
+    """The intrinsic of (array, i, j, inside): four uint32 from array[i, j:j+8]; zeros unless `inside`, and no read."""
+    text = (
+        "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+        f"@p {how} {{$0,$1,$2,$3}}, [$4]; }}"
+    )
+
+    @intrinsic
+    @named(4)
+    def emitted(typingctx, array, i, j, inside):
+        def codegen(context, builder, signature, values):
+            address = element_address(context, builder, array, values[0], (i, j), values[1:3], shared=False)
+            inside_word = context.cast(builder, values[3], inside, types.uint32)
+            struct = ir.LiteralStructType([I32] * 4)
+            # "&": the results are written before the address is used, so they must be other registers
+            words = emit(builder, struct, text, "=&r,=&r,=&r,=&r,l,r", [address, inside_word])
+            return four(context, builder, WORDS, words)
+
+        return WORDS(array, i, j, inside), codegen
+
+    return emitted
+
+
+load_16_bytes = load_words("ld.global.nc.v4.u32")
+load_16_bytes_once = load_words("ld.global.nc.L1::no_allocate.v4.u32")  # what no one on this multiprocessor reads again
+
+
+# ---- rounding ------------------------------------------------------------------------------------------------------
+@intrinsic
+def pack_bf16(typingctx, low, high):
+    """Two float32 rounded to bf16, to nearest even, in the low and the high half of a word ("cvt")."""
+
+    def codegen(context, builder, signature, values):
+        kind = ir.FunctionType(I32, [F32, F32])
+        cast = ir.InlineAsm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", side_effect=False)
+        return builder.call(cast, values)
+
+    return types.uint32(types.float32, types.float32), codegen
+
+
+# ---- copies that a thread does not wait for ("cp.async") ------------------------------------------------------------
+# 16 bytes from device to shared memory, past the registers. A thread closes what it has issued so far into a group,
+# later waits for all but its newest groups; after that, and a barrier, everyone sees the data:
+#
+#       copy copy commit | copy copy commit | copy copy commit |  copies_wait_1: groups 1 and 2 have arrived
+#           group 1             group 2            group 3                        group 3 may be under way
+@intrinsic
+def copy_16_bytes(typingctx, tile, s, i, j, array, m, k, n_bytes):
+    """16 bytes from tile[s, i, j] on = those from array[m, k] on: n_bytes of them, 0 to 16, and zeros for the rest.
+
+    Both addresses are multiples of 16 bytes. With n_bytes = 0 nothing is read.
+    """
+
+    def codegen(context, builder, signature, values):
+        to = element_address(context, builder, tile, values[0], (s, i, j), values[1:4], shared=True)
+        source = element_address(context, builder, array, values[4], (m, k), values[5:7], shared=False)
+        count = context.cast(builder, values[7], n_bytes, types.uint32)
+        emit(builder, ir.VoidType(), "cp.async.cg.shared.global [$0], [$1], 16, $2;", "r,l,r", [to, source, count])
+        return context.get_dummy_value()
+
+    return types.void(tile, s, i, j, array, m, k, n_bytes), codegen
+
+
+copies_commit = instruction("cp.async.commit_group;")
+copies_wait_1 = instruction("cp.async.wait_group 1;")
+
+
+# ---- tensor cores, one warp ("mma.sync") ----------------------------------------------------------------------------
+# A warp multiplies a 16 x 16 by a 16 x 8 matrix; each lane brings and gets a few elements. With lane = 4 g + t:
+#
+#                k: 2t 2t+1   2t+8 2t+9                        n = g                      n: 2t    2t+1
+#       row g     [   a0   ] [   a2   ]      k 2t,   2t+1    [  b0  ]       row g         [  c0     c1  ]
+#       row g+8   [   a1   ] [   a3   ]      k 2t+8, 2t+9    [  b1  ]       row g+8       [  c2     c3  ]
+#       A: row m, a word two bf16 of K       B: column n, a word two of K    C: f32
+@intrinsic
+def mma_m16n8k16(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    """(c0, c1, c2, c3) plus A times B, summed in f32. All 32 lanes call it together."""
+
+    def codegen(context, builder, signature, values):
+        text = (
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+            "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+        )
+        kind = ir.FunctionType(ir.LiteralStructType([F32] * 4), [I32] * 6 + [F32] * 4)
+        # it touches nothing but its operands, so LLVM may move it
+        product = ir.InlineAsm(kind, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", side_effect=False)
+        return four(context, builder, SUMS, builder.call(product, values, attrs=("convergent",)))
+
+    return SUMS(*[types.uint32] * 6, *[types.float32] * 4), codegen
+
+
+@intrinsic
+def ldmatrix_x4(typingctx, tile, s, i, j):
+    """Four 8 x 8 matrices of bf16 from shared memory, in the shape in which mma.sync wants them ("ldmatrix").
+
+    Lane l names the place tile[s, i, j] where row l % 8 of matrix l // 8 begins, a multiple of 16 bytes. In word q of
+    the result lane 4 g + t holds elements 2 t and 2 t + 1 of row g of matrix q. All 32 lanes call it together::
+
+        lanes 0-7      lanes 8-15     lanes 16-23    lanes 24-31        name the rows of
+        matrix 0       matrix 1       matrix 2       matrix 3           which come as
+        word 0         word 1         word 2         word 3
+    """
+
+    def codegen(context, builder, signature, values):
+        address = element_address(context, builder, tile, values[0], (s, i, j), values[1:], shared=True)
+        text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
+        struct = emit(builder, ir.LiteralStructType([I32] * 4), text, "=r,=r,=r,=r,r", [address])
+        return four(context, builder, WORDS, struct)
+
+    return WORDS(tile, s, i, j), codegen
+
+
+# ---- mbarrier: a word of shared memory that threads and the copy engine count down on -------------------------------
+# A barrier is in phase 0, 1, 0, 1, ...; a phase ends when all arrivals it was made for are in and all bytes that were
+# announced have landed. `mbarrier_wait(b, p)` waits for the end of the last phase of parity p: a barrier nobody has
+# used yet counts as if its parity-1 phase had ended. Addresses are those of `shared_address`.
+#
+#       full   producer: expect n bytes, start copies ......... bytes land | consumers: wait(full, 0)   multiply
+#       empty  producer: wait(empty, 1) passes at once       consumers: arrive | producer: wait(empty, 0), next copies
+mbarrier_init = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", "r,r", (u32, u32))  # (barrier, arrivals)
+mbarrier_expect = instruction(
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", "r,r", (u32, u32)
+)  # (barrier, bytes)
+mbarrier_wait = instruction(
+    "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @p bra DONE; bra WAIT; DONE: }",
+    "r,r",
+    (u32, u32),
+)
+# (barrier, rank): arrive at the same barrier of that block of the cluster. Not `.release.cluster`, which fences the
+# whole device: all that the waiting producer does next is to overwrite what has been read.
+mbarrier_arrive_in = instruction(
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; mbarrier.arrive.shared::cluster.b64 _, [there]; }",
+    "r,r",
+    (u32, u32),
+)
+# what was made by mbarrier_init is there for the other blocks of the cluster and for the copy engine
+fence_mbarrier_init = instruction("fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;")
+
+
+@intrinsic
+def shared_address(typingctx, array):
+    """The address of array[0] within the block's shared memory: a uint32 that the instructions below take."""
+
+    def codegen(context, builder, signature, values):
+        zero = context.get_constant(types.intp, 0)
+        return element_address(context, builder, array, values[0], [types.intp], [zero], shared=True)
+
+    return types.uint32(array), codegen
+
+
+# ---- a cluster: blocks on neighbouring multiprocessors that reach each other's shared memory -------------------------
+cluster_rank = instruction("mov.u32 $0, %cluster_ctarank;", result=u32)  # which block of the cluster this one is
+cluster_sync = instruction("barrier.cluster.arrive.relaxed; barrier.cluster.wait;")  # every thread of every block
+
+
+# ---- TMA: one thread has the copy engine move a whole box of a matrix ("cp.async.bulk.tensor") -----------------------
+# A tensor map (`cluster_launch.tensor_map`) describes [batch, rows, columns] and the box; the engine computes
+# addresses, reads zeros past the edges and skips writes there. A box of 64 bf16 columns is 128 bytes wide and lies
+# swizzled, 16-byte chunk c of row r at chunk c ^ (r % 8): neither tensor cores nor stmatrix meet a bank twice.
+#
+#       row 0   c0 c1 c2 c3 c4 c5 c6 c7
+#       row 1   c1 c0 c3 c2 c5 c4 c7 c6
+#       row 2   c2 c3 c0 c1 c6 c7 c4 c5      ... row 8 as row 0; the pattern counts from multiples of 1024 bytes
+tma_load = instruction(  # (to, map, column, row, batch, barrier that the bytes count on)
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4}], [$5];",
+    "r,l,r,r,r,r",
+    (u32, u64, u32, u32, u32, u32),
+)
+tma_load_pair = instruction(  # the same, into both blocks of a pair, and onto both blocks' barriers
+    "{ .reg .b16 both; mov.b16 both, 3; "
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+    "[$0], [$1, {$2, $3, $4}], [$5], both; }",
+    "r,l,r,r,r,r",
+    (u32, u64, u32, u32, u32, u32),
+)
+tma_store = instruction(  # (from, map, column, row, batch), as one group
+    "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [$1, {$2, $3, $4}], [$0]; cp.async.bulk.commit_group;",
+    "r,l,r,r,r",
+    (u32, u64, u32, u32, u32),
+)
+tma_stores_read_1 = instruction("cp.async.bulk.wait_group.read 1;")  # all stores but the newest have read their source
+tma_stores_read_0 = instruction("cp.async.bulk.wait_group.read 0;")
+prefetch_map = instruction("prefetch.tensormap [$0];", "l", (u64,))
+fence_async = instruction("fence.proxy.async.shared::cta;")  # what this thread wrote is visible to the copy engine
+
+
+# ---- a launch that overlaps the one before it ("griddepcontrol") -----------------------------------------------------
+launch_wait = instruction("griddepcontrol.wait;")  # the launch before this one has ended and its writes are visible
+launch_next = instruction("griddepcontrol.launch_dependents;")  # the one after this may start where there is room
+
+
+# ---- tensor cores, one warpgroup of 4 warps ("wgmma") ----------------------------------------------------------------
+warpgroup_sync = instruction("bar.sync $0, 128;", "r", (u32,))  # the 128 threads that name the same barrier, 1 to 15
+registers_less = instruction("setmaxnreg.dec.sync.aligned.u32 40;")  # the warpgroup gives registers back ...
+registers_more = instruction("setmaxnreg.inc.sync.aligned.u32 232;")  # ... and another takes them
+wgmma_wait_1 = instruction("wgmma.wait_group.sync.aligned 1;")  # all products but the newest slab's are done
+wgmma_wait_0 = instruction("wgmma.wait_group.sync.aligned 0;")
+
+Accumulators = namedtuple("Accumulators", "declare multiply to_bf16 to_shared")
+DESCRIPTOR_HIGH = 1 << 30 | 64  # 128-byte swizzle; 64 x 16 bytes from one group of 8 rows to the next
+DESCRIPTOR_LOW = 1 << 16  # with address >> 4 the low word; the rest of it means nothing under this swizzle
+
+
+def accumulators(columns):
+    """Intrinsics over the sums of one warpgroup's 64 x `columns` tile, in registers that exist in the PTX text alone.
+
+    The thread of warp w and lane 4 g + t holds acc[0 .. columns / 2 - 1]: acc[4 j + 2 h + c] is row 16 w + 8 h + g and
+    column 8 j + 2 t + c, as in eight-column pieces of mma.sync.
+    No LLVM value holds them, so LLVM can neither copy nor spill them: with 128 in flight one copy costs a full wait.
+
+    declare()                     once, before all else, in the kernel or what is inlined into it
+    multiply(a, b, keep)          acc = keep * acc + A (64 x 64) @ B (columns x 64)^T, both swizzled in shared memory;
+                                  a, b: address >> 4 | DESCRIPTOR_LOW. Starts and returns; `wgmma_wait_*` waits
+    to_bf16()                     out[i] = bf16 of acc[2 i], acc[2 i + 1]: frees acc for the next tile
+    to_shared(address, p)         columns 64 p ... of out to swizzled shared memory, row 16 w + l % 16 and chunk l // 16
+                                  (swizzled) at `address` for lane l; of the last pass the last 64 columns
+    """
+    acc = ", ".join(f"acc{i}" for i in range(columns // 2))
+    declare = instruction(f".reg .f32 acc<{columns // 2}>; .reg .b32 out<{columns // 4}>;")
+
+    lines = ["{ .reg .b64 a, b; .reg .b32 low; .reg .pred p; setp.ne.b32 p, $2, 0; wgmma.fence.sync.aligned;"]
+    product = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16"
+    for k in range(4):  # 4 steps of 16 columns, 32 bytes or 2 units of the descriptor each
+        lines.append(
+            f"add.u32 low, $0, {2 * k}; mov.b64 a, {{low, {DESCRIPTOR_HIGH}}}; "
+            f"add.u32 low, $1, {2 * k}; mov.b64 b, {{low, {DESCRIPTOR_HIGH}}}; "
+            f"{product} {{{acc}}}, a, b, {'1' if k else 'p'}, 1, 1, 0, 0;"
+        )
+    multiply = instruction(" ".join([*lines, "wgmma.commit_group.sync.aligned; }"]), "r,r,r", (u32, u32, u32))
+
+    casts = [f"cvt.rn.bf16x2.f32 out{i}, acc{2 * i + 1}, acc{2 * i};" for i in range(columns // 4)]
+    to_bf16 = instruction(" ".join(casts))
+
+    lines = ["{ .reg .b32 to; .reg .pred p;"]
+    for p, first in enumerate(pass_columns(columns)):
+        lines.append(f"setp.ne.u32 p, $1, {p}; @p bra NOT{p};")
+        for j in range(4):  # 16 columns, four 8 x 8 matrices; 16 columns on is 2 chunks, and under the swizzle + is ^
+            words = ", ".join(f"out{first // 4 + 4 * j + i}" for i in range(4))
+            lines.append(f"xor.b32 to, $0, {32 * j}; stmatrix.sync.aligned.m8n8.x4.shared.b16 [to], {{{words}}};")
+        lines.append(f"bra END; NOT{p}:")
+    to_shared = instruction(" ".join([*lines, "END: }"]), "r,r", (u32, u32))
+    return Accumulators(declare, multiply, to_bf16, to_shared)
+
+
+def pass_columns(columns):
+    """The first column of each pass of 64; the last two passes may overlap, and write the same values twice."""
+    return [min(first, columns - 64) for first in range(0, columns, 64)]
+
+
+# ---- hints to the compiler -------------------------------------------------------------------------------------------
+# A value that all threads of a warp agree on: ptxas then keeps what follows from it in the warp's uniform registers.
+uniform = instruction("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "r", (u32,), u32)
+divide = instruction("div.u32 $0, $1, $2;", "r,r", (u32, u32), u32)  # Numba's // floors, with sign, in 64 bits
+plus_1 = instruction("add.u32 $0, $1, 1;", "r", (u32,), u32)  # LLVM cannot see through it, so it leaves loops rolled
+trap = instruction("trap;")  # stop the kernel with an error
+
+
+# ---- without a GPU --------------------------------------------------------------------------------------------------
+for _name, _function in STAND_INS.items():
+    globals()[_name].emulated = _function

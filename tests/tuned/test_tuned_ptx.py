@@ -1,0 +1,112 @@
+"""What the tuned kernels compile to, without a GPU: the instructions they are for, and no memory for what spills."""
+
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from numba import cuda, types
+
+from ptx import pretend_device
+
+pytest.importorskip("numba_cuda", reason="numba-cuda, which compiles to PTX, is not installed: pip install -e .[gpu]")
+
+TUNED = pathlib.Path(importlib.import_module("dsv41_numba.tuned").__file__).parent
+BITS = types.Array(types.uint16, 2, "C")
+N = types.int64
+AMPERE, HOPPER = (8, 0), (9, 0, "a")  # "a": with what only this one chip has
+
+
+def kernel_of(rung, *arguments):
+    module = importlib.import_module(f"dsv41_numba.tuned.linear_{rung}")
+    if rung == "fma":
+        return module.linear_fma_kernel, (BITS, BITS, N, BITS)
+    if rung == "wgmma":
+        return module.build(module.TILES[arguments[0]])[0], module.SIGNATURE
+    signature = {"mma": (BITS, BITS, N, BITS), "decode": (BITS, BITS, N, N, N, BITS)}[rung]
+    return module.kernel(*arguments), signature
+
+
+def compiled(rung, arguments, capability, output="ptx"):
+    kernel, signature = kernel_of(rung, *arguments)
+    bounds = kernel.targetoptions["launch_bounds"]
+    with pretend_device(capability[:2]):
+        return cuda.compile(
+            kernel.py_func, signature, cc=capability, launch_bounds=bounds, output=output, device=False, abi="numba"
+        )[0]
+
+
+def assembler_report(rung, arguments, capability):
+    """What ptxas says of the kernel, linked as numba-cuda links it: from LTO-IR, by nvJitLink."""
+    from cuda.bindings import nvjitlink
+
+    code = compiled(rung, arguments, capability, output="ltoir")
+    options = [f"-arch={target(capability)}", "-lto", "-verbose"]
+    linker = nvjitlink.create(len(options), options)
+    nvjitlink.add_data(linker, nvjitlink.InputType.LTOIR, code, len(code), rung)
+    nvjitlink.complete(linker)
+    report = bytearray(nvjitlink.get_info_log_size(linker))
+    nvjitlink.get_info_log(linker, report)
+    nvjitlink.destroy(linker)
+    return report.decode()
+
+
+def target(capability):
+    return "sm_" + "".join(map(str, capability))
+
+
+# rung, its kernel, capability, an instruction that it is for
+KERNELS = [
+    ("fma", (), (7, 5), r"fma\.rn\.f32"),
+    ("fma", (), (12, 0), r"fma\.rn\.f32"),
+    ("mma", (True,), AMPERE, r"cp\.async\.cg\.shared\.global"),
+    ("mma", (True,), (12, 0), r"mma\.sync\.aligned\.m16n8k16"),
+    ("mma", (False,), AMPERE, r"ldmatrix\.sync"),
+    ("decode", (1,), (7, 5), r"ld\.global\.nc\.L1::no_allocate\.v4\.u32"),
+    ("decode", (2,), (9, 0), r"ld\.global\.nc\.v4\.u32"),
+    ("decode", (3,), (9, 0), r"ld\.global\.nc\.v4\.u32"),
+    ("decode", (4,), (12, 0), r"ld\.global\.nc\.v4\.u32"),
+    *[("wgmma", (tile,), HOPPER, r"wgmma\.mma_async\.sync\.aligned\.m64n") for tile in range(6)],
+]
+
+
+def kernels(cases):
+    parameters = [pytest.param(*case, id=f"{case[0]}{case[1]}-{target(case[2])}") for case in cases]
+    return pytest.mark.parametrize("rung, arguments, capability, instruction", parameters)
+
+
+FIRST_OF_RUNG = {case[0]: case for case in reversed(KERNELS)}.values()
+
+
+@kernels(FIRST_OF_RUNG)
+def test_tuned_kernels_have_their_instruction_and_no_float64(rung, arguments, capability, instruction):
+    text = compiled(rung, arguments, capability)
+    assert f".target {target(capability)}" in text
+    assert re.search(instruction, text)
+    assert re.findall(r".*\.f64.*", text) == []
+
+
+@kernels(KERNELS)
+def test_tuned_kernels_do_not_spill(rung, arguments, capability, instruction):
+    """The stack would also hold an array that is indexed at run time, or in a loop that LLVM does not unroll."""
+    report = assembler_report(rung, arguments, capability)
+    print(*re.findall(r".*stack frame.*|.*Used.*", report), sep="\n")
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
+    # C7504, C7508: setmaxnreg is ignored; C7510, C7514: products wait for each other
+    assert re.findall(r".*\(C75\d\d\).*", report) == []
+
+
+def test_tuned_ptx_text_is_in_one_file():
+    with_text = {path.name for path in TUNED.glob("*.py") if re.search(r"InlineAsm|instruction\(", path.read_text())}
+    assert with_text == {"ptx.py"}
+
+
+def test_tuned_ladder_is_imported_without_any_ptx():
+    """numba-cuda is not needed before a rung that needs it is picked."""
+    code = (
+        "import sys, dsv41_numba.tuned.linear, dsv41_numba.tuned.linear_fma\n"
+        "assert 'dsv41_numba.tuned.ptx' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=TUNED.parent.parent)

@@ -1,0 +1,27 @@
+import dataclasses
+
+import pytest
+
+from dsv41_numba.check import check
+from dsv41_numba.config import TINY
+from dsv41_numba.ops import PLAIN, REFERENCE, table
+from dsv41_numba.recording import Recording
+from dsv41_numba.tuned import TUNED
+from dsv41_numba.tuned.linear import PICKED
+from dsv41_numba.weights import Checkpoint
+
+
+def test_tuned_table_has_the_keys_of_the_others_and_is_found_by_name():
+    assert [table(name) for name in ("reference", "plain", "tuned")] == [REFERENCE, PLAIN, TUNED]
+    fields = [field.name for field in dataclasses.fields(TUNED)]
+    changed = [name for name in fields if getattr(TUNED, name) is not getattr(PLAIN, name)]
+    assert changed == ["name", "linear", "grouped_linear"]
+
+
+@pytest.mark.parametrize("name", ["tiny-B", "tiny-C"])
+def test_tuned_table_passes_the_recordings(golden, name):
+    before = PICKED.total()
+    checkpoint = Checkpoint(golden / "tiny-weights.safetensors", cfg=TINY)
+    report = check(Recording(golden / f"{name}.safetensors"), TINY, checkpoint.layer, TUNED)
+    assert report.mismatches() == []
+    assert PICKED.total() > before
