@@ -11,13 +11,17 @@ import pytest
 from rich.console import Console
 
 from dsv41_numba import bench
-from dsv41_numba.bench import measure, timing
+from dsv41_numba.bench import ladder, measure, timing
 from dsv41_numba.bench.cases import CONTEXTS, PREFILLS, op_cases, position, random_selection
 from dsv41_numba.bench.ceilings import Ceilings
 from dsv41_numba.bench.inputs import Draw, noise_bf16_kernel, noise_f32_kernel
 from dsv41_numba.bench.layers import BenchLayer, layer_cases
-from dsv41_numba.bench.report import ORIGINAL_MS, write_json
-from dsv41_numba.bench.verify import SAMPLES, Verdict, checked, take, to_verify, verify
+from dsv41_numba.bench.lines import PACKAGE, code_lines, file_lines
+from dsv41_numba.bench.measure import LaunchCost, Row
+from dsv41_numba.bench.report import ORIGINAL_MS, Report, write_json
+from dsv41_numba.bench.screen import show
+from dsv41_numba.bench.timing import Candidate, Time
+from dsv41_numba.bench.verify import ROWS, SAMPLES, Verdict, checked, spread, take, to_verify, verify, verify_rows
 from dsv41_numba.config import FLASH, TINY
 from dsv41_numba.data import data_dir
 from dsv41_numba.formats.bf16 import bf16_to_f32
@@ -25,6 +29,7 @@ from dsv41_numba.ops import PLAIN
 from dsv41_numba.roles import roles
 from dsv41_numba.runtime import backend
 from dsv41_numba.stages import STAGES
+from dsv41_numba.tuned import cluster_launch
 from ptx import CAPABILITIES, ptx_of
 
 GPU = backend.current().name == "gpu"
@@ -219,38 +224,68 @@ def test_bench_takes_any_rows():
         assert (take(rows, wanted)[:, 0] == [3 * row for row in wanted]).all()
 
 
+class Clock:
+    """A host and a device of our own: a launch takes 20 us to queue, a round of the sleep kernel 1 us."""
+
+    def __init__(self, monkeypatch):
+        self.host, self.device, self.slept, self.ran = 0.0, 0.0, [], []
+        clock = self
+
+        class Event:
+            def record(self):
+                self.at = max(clock.device, clock.host)
+
+            def synchronize(self):
+                clock.host = max(clock.host, clock.device)
+
+        fake = types.SimpleNamespace(
+            event=Event, event_elapsed_time=lambda a, b: 1e3 * (b.at - a.at), synchronize=lambda: None
+        )
+        monkeypatch.setattr(timing, "cuda", fake)
+        monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: self.host))
+        monkeypatch.setattr(timing, "sleep_kernel", {(1, 1): self.sleep})
+
+    def queue(self, run_us, name=None):
+        self.ran.append(name)
+        self.host += 20e-6
+        self.device = max(self.device, self.host) + run_us * 1e-6
+
+    def sleep(self, us):
+        self.slept.append(us)
+        self.queue(us, "sleep")
+
+
 def test_bench_takes_a_sample_again_when_queueing_outlasts_the_sleep(monkeypatch):
-    """A clock of our own: a launch takes 20 us to queue and 2 us to run, a round of the sleep 1 us."""
-    host, device, slept = 0.0, 0.0, []
-
-    def queue(run_us):
-        nonlocal host, device
-        host += 20e-6
-        device = max(device, host) + run_us * 1e-6
-
-    class Event:
-        def record(self):
-            self.at = max(device, host)
-
-        def synchronize(self):
-            nonlocal host
-            host = max(host, device)
-
-    fake = types.SimpleNamespace(
-        event=Event, event_elapsed_time=lambda a, b: 1e3 * (b.at - a.at), synchronize=lambda: None
-    )
-    monkeypatch.setattr(timing, "cuda", fake)
-    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: host))
-
-    def sleep(us):
-        slept.append(us)
-        queue(us)
-
-    monkeypatch.setattr(timing, "sleep_kernel", {(1, 1): sleep})
-    found = timing.device_time([lambda: queue(2.0)])
+    clock = Clock(monkeypatch)
+    found = timing.device_time([lambda: clock.queue(2.0)])
     assert found.ms == pytest.approx(0.002, rel=0.3) and found.samples == timing.SAMPLES
     assert found.calls_per_sample == timing.MOST_CALLS
-    assert slept[0] == timing.FIRST_SLEEP_US and max(slept) == 2000  # 51 launches take 1020 us to queue
+    assert clock.slept[0] == timing.FIRST_SLEEP_US and max(clock.slept) == 2000  # 51 launches take 1020 us to queue
+
+
+def test_bench_measures_what_it_compares_in_turns(monkeypatch):
+    clock = Clock(monkeypatch)
+    quick, slow = ([lambda us=us, name=name: clock.queue(us, name)] for us, name in ((3e3, "quick"), (150e3, "slow")))
+    a, b = timing.device_times([Candidate(quick), Candidate(slow)])
+    assert (a.ms, b.ms) == (pytest.approx(3.0, rel=0.01), pytest.approx(150.0, rel=0.01))
+    assert (a.samples, b.samples) == (timing.SAMPLES, timing.FEWEST_SAMPLES)
+    assert a.calls_per_sample == b.calls_per_sample == 1
+    ran = [name for name in clock.ran if name != "sleep"]
+    assert ran[:8] == [*["quick"] * 3, *["slow"] * 3, "quick", "slow"] and set(ran[8:]) == {"quick"}
+
+
+def test_bench_takes_one_sample_of_a_call_that_outlasts_the_budget(monkeypatch):
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(timing, "cuda", types.SimpleNamespace(synchronize=lambda: None))
+    for seconds, samples in (
+        (0.001, timing.SAMPLES),
+        (0.15, timing.FEWEST_SAMPLES),
+        (0.3, timing.FEWEST_SAMPLES),
+        (2, 1),
+    ):
+        found = timing.host_time(lambda s=seconds: setattr(clock, "now", clock.now + s))
+        assert (found.ms, found.samples) == (pytest.approx(1e3 * seconds), samples)
 
 
 def test_bench_captures_the_launches_of_a_stage_and_still_runs_them():
@@ -262,6 +297,187 @@ def test_bench_captures_the_launches_of_a_stage_and_still_runs_them():
     assert verify("rmsnorm", (x, weight, 1e-6), y).ok
     PLAIN.rmsnorm(x, weight, 1e-6)
     assert len(launches) == 1
+
+
+def test_bench_captures_launches_that_do_not_go_through_the_backend(monkeypatch):
+    ran = []
+    monkeypatch.setattr(cluster_launch.Launch, "__call__", ran.append)
+    before, prepared = cluster_launch.Launch.__call__, object.__new__(cluster_launch.Launch)
+    draw = Draw(5)
+    x, weight = draw.bf16(3, 40), draw.f32(40)
+    with timing.captured_launches() as launches:
+        PLAIN.rmsnorm(x, weight, 1e-6)
+        prepared()
+    assert [type(launch) for launch in launches] == [timing.Launch, cluster_launch.Launch]
+    assert launches[1] is prepared and ran == [prepared] and cluster_launch.Launch.__call__ is before
+
+
+def fixed_times(monkeypatch):
+    """Without a GPU: what is measured takes 2 ms, then 3 ms, and so on, in the order of the candidates."""
+
+    def times(candidates):
+        assert all(len(candidate.calls) == 1 for candidate in candidates)
+        return [Time(2.0 + i, 1.9, 2.1, 7, 5) for i in range(len(candidates))]
+
+    for module in (measure, ladder):
+        monkeypatch.setattr(module, "device_times", times)
+    monkeypatch.setattr(measure, "ROTATED_BYTES", 1)
+
+
+@no_gpu
+def test_bench_ladder_checks_and_times_every_rung(monkeypatch):
+    fixed_times(monkeypatch)
+    monkeypatch.setattr(ladder, "rungs", lambda: ("plain", "fma"))
+    monkeypatch.setattr(ladder.torch_ops, "beside", lambda stage, arguments, result: lambda: None)
+    rows = ladder.measure_ladder(Draw(1), with_torch=True, size=24)
+    assert [(row.rung, row.ops, row.time.ms) for row in rows] == [
+        ("plain", "plain", 2.0), ("fma", "tuned", 3.0), ("cublas", "torch", 4.0)
+    ]  # fmt: skip
+    assert all(row.op == "ladder" and row.case == "24" and row.flops == 2 * 24**3 and row.torch.ms == 4 for row in rows)
+    assert [row.verdict.elements for row in rows[:2]] == [24 * 24] * 2 and rows[2].verdict is None
+    monkeypatch.setattr(ladder, "rung", lambda name: lambda x, weight, groups, y: None)  # leaves y as it was
+    plain, fma = ladder.measure_ladder(Draw(1), with_torch=False, size=24)
+    assert plain.ok and plain.torch is None and not fma.ok and fma.time is None
+
+
+@no_gpu
+def test_bench_tuned_rows_say_which_rung_was_picked(monkeypatch):
+    fixed_times(monkeypatch)
+    cases = [case for case in op_cases(TINY, (9,), (32,)) if case.op in ladder.COMPARED]
+    assert len(cases) == 2 * len(ladder.COMPARED)
+    for case in cases[:1] + cases[6:7]:
+        (row,) = ladder.measure_tuned(case, Draw(1), with_torch=False)
+        assert (row.op, row.case, row.ops, row.rung, row.kind) == (case.op, case.name, "tuned", "fma", "kernel")
+        assert row.ok and row.verdict.elements > 0 and row.time.ms == 2.0
+    assert cases[6].stage == "grouped_linear"
+
+
+def test_bench_measures_the_tuned_linears_beside_the_plain_ones(monkeypatch):
+    monkeypatch.setattr(bench.torch_ops, "available", lambda: False)
+    for has, quick in ((False, True), (True, True), (True, False)):
+        monkeypatch.setattr(bench, "has_ladder", lambda has=has: has)
+        names = [(op, case) for op, case, _ in bench._tasks(PLAIN, True, quick)]
+        calls = ("prefill 2048", "decode") if quick else ("prefill 512", "prefill 2048", "prefill 8192", "decode")
+        for op in ladder.COMPARED:
+            assert [case for name, case in names if name == op] == [c for c in calls for _ in range(1 + has)]
+        assert names.count(("ladder", "8192")) == has
+        assert names.count(("layer REUSE", "prefill 2048")) == names.count(("layer SWA", "decode 131072")) == 1 + has
+
+
+@no_gpu
+def test_bench_has_no_ladder_without_a_gpu():
+    assert not ladder.has_ladder()
+
+
+def test_bench_compares_whole_rows_at_uneven_distances(rng):
+    for n in (1, 2, 23, 24, 25, 512, 2048, 8192):
+        rows = spread(n)
+        assert rows[0] == 0 and rows[-1] == n - 1 and len(rows) == min(n, ROWS)
+    assert len({row % 64 // 8 for row in spread(2048)}) == 8  # rows of every eighth of a tile
+    x, weight = (Draw(3).bf16(rows, 40) for rows in (70, 600))
+    y = PLAIN.linear(x, weight)
+    verdict = verify_rows("linear", (x, weight), y)
+    assert verdict.ok and verdict.elements == ROWS * 600
+    spoiled = PLAIN.to_host(y).view(np.uint16).copy()
+    spoiled[spread(70)[7], 301] ^= 0x40  # in the middle, where `verify` of a linear does not look
+    spoiled = PLAIN.to_device(spoiled)
+    assert verify("linear", (x, weight), spoiled).ok and not verify_rows("linear", (x, weight), spoiled).ok
+
+
+def test_bench_counts_lines_that_hold_code():
+    text = '''"""Two lines
+of a docstring."""
+
+# a comment
+LIMIT = 3  # code
+
+@decorated(
+    LIMIT
+)
+def f(x):
+    """Not code."""
+    # nor this
+    text = """these
+    are"""
+
+    return x
+
+
+class C:
+    "No code."
+    value = 1
+'''
+    assert code_lines(text) == 1 + 4 + 2 + 1 + 2
+    assert code_lines(text, ["f"]) == 4 + 2 + 1
+    with pytest.raises(KeyError):
+        code_lines(text, ["g"])
+
+
+def test_bench_counts_the_lines_of_files_that_exist():
+    assert {(PACKAGE / name).is_file() for source in ladder.SOURCES.values() for name in source.files} == {True}
+    counts = [source.lines for source in ladder.SOURCES.values()]
+    assert 20 < counts[0] < file_lines("ops/linear.py") and counts == sorted(counts)
+
+
+def row(op, case, ms, ops="plain", kind="kernel", rung=None, torch_ms=None, **more):
+    beside = Time(torch_ms, torch_ms, torch_ms, 20, 5) if torch_ms else None
+    return Row(ops, op, case, kind, Time(ms, ms, ms, 20, 5), 10**6, 10**9, rung=rung, torch=beside, **more)
+
+
+def made_up_report():
+    rows = [
+        row("linear wq_a", "prefill 2048", 5.77 / 2, torch_ms=0.04),
+        row("linear wq_a", "prefill 2048", 0.05, ops="tuned", rung="wgmma", torch_ms=0.04),
+        row("linear wo_b", "prefill 2048", 36.1 / 8, torch_ms=0.2),
+        row("linear wo_b", "prefill 2048", 0.1, ops="tuned", rung="wgmma", torch_ms=0.2),
+        row("linear wo_b", "decode", 0.02, ops="tuned", rung="decode", torch_ms=0.03),
+        row("layer REUSE", "prefill 2048", 100.0, kind="kernels"),
+        row("layer REUSE", "prefill 2048", 1.0, ops="tuned", kind="kernels", torch_ms=2.0),
+        row("ladder", "1000", 1.0, rung="plain", torch_ms=0.25, verdict=Verdict("linear", 9, 1, 1)),
+        row("ladder", "1000", 0.25, ops="torch", rung="cublas", torch_ms=0.25),
+    ]
+    return Report(rows, {"gpu": "G", "date": "d"}, Ceilings(4000.0, 800.0), LaunchCost(1.0, 2.0, 3.0), 1.25)
+
+
+def test_bench_means_are_over_the_rows_that_they_name():
+    prefill, decode, original = made_up_report().means
+    assert prefill.what == "tuned linears, prefill 2048, beside torch" and prefill.rows == 2
+    assert prefill.geometric_mean == pytest.approx((0.8 * 2.0) ** 0.5)
+    assert (prefill.lowest, prefill.lowest_at) == (pytest.approx(0.8), "linear wq_a")
+    assert (decode.rows, decode.geometric_mean) == (1, pytest.approx(1.5))
+    assert original.what == "plain kernels beside the original's" and original.rows == 2
+    assert original.geometric_mean == pytest.approx(4) and original.lowest == pytest.approx(2)
+    assert original.lowest_at == "linear wq_a, prefill 2048"
+    assert Report([], {}, None, None, 0.0).means == []
+
+
+def test_bench_file_has_a_row_a_line_and_the_ladder_apart(tmp_path):
+    path = tmp_path / "m.json"
+    write_json(path, made_up_report().as_json())
+    text = path.read_text()
+    saved = json.loads(text)
+    assert sum(line.startswith('  {"op": ') for line in text.splitlines()) == len(saved["results"]) == 7
+    assert sum(line.startswith('  {"rung": ') for line in text.splitlines()) == len(saved["ladder"]) == 2
+    plain, cublas = saved["ladder"]
+    assert (plain["size"], plain["tflops"], plain["share_of_cublas"]) == (1000, 1.0, 0.25)
+    assert plain["lines"] > 20 and plain["samples"] == 20 and plain["check"]["worst"] == 1
+    assert (cublas["tflops"], cublas["share_of_cublas"], cublas["lines"], cublas["check"]) == (4.0, 1.0, None, None)
+    assert saved["results"][1]["rung"] == "wgmma" and saved["results"][0]["original_ms"] == 5.77
+    assert saved["means"][0]["geometric_mean"] == 1.2649  # five digits
+    assert list(saved) == list(made_up_report().as_json())
+
+
+def test_bench_screen_shows_rungs_ladder_and_means():
+    console = Console(file=io.StringIO(), width=200, highlight=False)
+    show(made_up_report(), console)
+    shown = console.file.getvalue()
+    assert "tuned wgmma" in shown and "ladder: 1000 x 1000 x 1000" in shown
+    assert (
+        "tuned linears, prefill 2048, beside torch: 1.265 times as fast, the geometric mean of 2; lowest 0.800" in shown
+    )
+    plain = next(line.split() for line in shown.splitlines() if line.split()[:1] == ["plain"])
+    assert plain == ["plain", "1.00", "0", "%", "1.0", "25.0", "%", str(ladder.SOURCES["plain"].lines)]
+    assert "1 s in all" in shown
 
 
 def test_bench_results_are_written_whole_or_not_at_all(tmp_path):
@@ -284,3 +500,18 @@ def test_bench_times_an_op_on_the_gpu(tmp_path):
     assert code == 0 and "ceilings: copy" in out and "launch:" in out
     (result,) = json.loads((tmp_path / "g.json").read_text())["results"]
     assert result["kind"] == "kernel" and 0 < result["floor_ms"] < result["ms"] < 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not (GPU and ladder.has_ladder()), reason="needs a GPU of compute capability 8.0 or more")
+def test_bench_times_a_tuned_linear_and_the_ladder_on_the_gpu(tmp_path):
+    code, _, _ = run(quick=True, op="linear wkv", json=str(tmp_path / "g.json"))
+    results = json.loads((tmp_path / "g.json").read_text())["results"]
+    assert code == 0 and [(r["ops"], r["case"]) for r in results] == [
+        (ops, case) for case in ("prefill 2048", "decode") for ops in ("plain", "tuned")
+    ]
+    assert results[1]["rung"] in ("mma", "wgmma") and results[3]["rung"] == "decode"
+    assert results[1]["ms"] < results[0]["ms"]
+    rows = ladder.measure_ladder(Draw(1), with_torch=False, size=1024)
+    assert [row.rung for row in rows] == list(ladder.rungs()) and all(row.ok for row in rows)
+    assert all(row.time.ms > 0 for row in rows)

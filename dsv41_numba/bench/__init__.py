@@ -4,13 +4,17 @@
 
     cases       what is measured: every op of the geometry, with the bytes and operations that it needs
     layers      whole layers, one of each kind
+    ladder      the tuned linears, and every rung of theirs at one large size
     inputs      random arrays made on the device
     verify      each case against its NumPy reference, before it is timed
     timing      device time without Python's launches, and host time
     ceilings    the copy and matrix rates of this machine, which floors are computed from
     torch_ops   what a user of torch would write instead
     measure     one row: verify, time, torch
-    report      data/measurements.json and the table
+    machine     the GPU, driver and versions that the numbers depend on
+    lines       how long the code of a rung is
+    report      data/measurements.json, and means over its rows
+    screen      the tables
 
 A full run on a GPU writes data/measurements.json; a part of it (`--op`, `--case`, `--quick`) only what `--json` names.
 Without a GPU `--quick` times the emulator at a tiny geometry, for those who want to see how the command works.
@@ -18,9 +22,9 @@ Without a GPU `--quick` times the emulator at a tiny geometry, for those who wan
 
 import argparse
 import pathlib
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from numba.core.errors import NumbaPerformanceWarning
 from rich.console import Console
@@ -32,18 +36,23 @@ from dsv41_numba.bench.cases import (
     PREFILLS,
     QUICK_CONTEXTS,
     QUICK_PREFILLS,
+    Case,
     op_cases,
     position,
 )
 from dsv41_numba.bench.inputs import Draw
-from dsv41_numba.bench.layers import layer_cases
+from dsv41_numba.bench.ladder import COMPARED, LADDER, SIZE, has_ladder, measure_ladder, measure_tuned
+from dsv41_numba.bench.layers import LayerCase, layer_cases
+from dsv41_numba.bench.machine import machine
 from dsv41_numba.bench.measure import Row, launch_cost, measure_candidates, measure_layer, measure_op, measure_select
-from dsv41_numba.bench.report import as_json, machine, print_rows, write_json
+from dsv41_numba.bench.report import Report, write_json
+from dsv41_numba.bench.screen import show
 from dsv41_numba.config import FLASH, TINY
 from dsv41_numba.data import data_dir
 from dsv41_numba.ops import PLAIN, Ops
 from dsv41_numba.report import progress
 from dsv41_numba.runtime import backend
+from dsv41_numba.tuned import TUNED
 
 MEASUREMENTS = "measurements.json"
 EMULATOR_PREFILLS, EMULATOR_CONTEXTS = (16,), (32,)
@@ -68,6 +77,7 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
         raise ValueError(f"--json: expected another file than {kept}, which holds times of a GPU, got {target}")
     tasks = _chosen(_tasks(PLAIN, on_gpu, args.quick), args.op, args.case)
     rows: list[Row] = []
+    begin = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaPerformanceWarning)  # grids of one block are meant here
         ceilings = ceilings_module.measure() if on_gpu else None
@@ -76,12 +86,12 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
             for done, (_, _, measure) in enumerate(tasks, 1):
                 rows += measure()
                 update(done / len(tasks))
-    found = machine()
-    print_rows(rows, found, ceilings, launch, out)
+    report = Report(rows, machine(), ceilings, launch, time.perf_counter() - begin)
+    show(report, out)
     if on_gpu and not (target or args.quick or args.op or args.case):
         target = kept
     if target:
-        write_json(target, as_json(rows, found, ceilings, launch))
+        write_json(target, report.as_json())
         out.print(f"wrote {target}", soft_wrap=True)
     return 0 if all(row.ok for row in rows) else 1
 
@@ -96,12 +106,16 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
     elif quick:
         prefills, contexts = QUICK_PREFILLS, QUICK_CONTEXTS
     draw, with_torch = Draw(0), on_gpu and torch_ops.available()
+    ladder = on_gpu and has_ladder()
 
-    def op_task(case: Any) -> Task:
-        return case.op, case.name, lambda: measure_op(case, ops, draw, on_gpu, with_torch)
+    def op_tasks(case: Case) -> list[Task]:
+        tasks: list[Task] = [(case.op, case.name, lambda: measure_op(case, ops, draw, on_gpu, with_torch))]
+        if ladder and case.op in COMPARED:
+            tasks.append((case.op, case.name, lambda: measure_tuned(case, draw, with_torch)))
+        return tasks
 
-    def layer_task(case: Any) -> Task:
-        return case.op, case.name, lambda: measure_layer(case, cfg, ops, on_gpu, with_torch)
+    def layer_task(case: LayerCase, table: Ops) -> Task:
+        return case.op, case.name, lambda: measure_layer(case, cfg, table, on_gpu, with_torch)
 
     def select_task(name: str, T: int, pos: int) -> Task:
         return "select", name, lambda: measure_select(cfg, name, T, pos, ops, draw, with_torch)
@@ -111,12 +125,15 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
 
     calls = [(f"prefill {T}", T, 0) for T in prefills]
     calls += [(f"decode {context}", 1, position(context)) for context in contexts]
-    return [
-        *map(op_task, op_cases(cfg, prefills, contexts)),
-        *(select_task(*call) for call in calls),
-        *(candidates_task(*call) for call in calls),
-        *map(layer_task, layer_cases(cfg, prefills, contexts)),
-    ]
+    tasks = [task for case in op_cases(cfg, prefills, contexts) for task in op_tasks(case)]
+    if ladder:
+        tasks.append((LADDER, str(SIZE), lambda: measure_ladder(draw, with_torch)))
+    tasks += [select_task(*call) for call in calls]
+    tasks += [candidates_task(*call) for call in calls]
+    tasks += [layer_task(case, ops) for case in layer_cases(cfg, prefills, contexts)]
+    if ladder:  # of the layers that differ from these in their linears alone, one prefill and one decode
+        tasks += [layer_task(case, TUNED) for case in layer_cases(cfg, QUICK_PREFILLS, QUICK_CONTEXTS)]
+    return tasks
 
 
 def _chosen(tasks: Sequence[Task], op: str | None, case: str | None) -> list[Task]:

@@ -37,6 +37,7 @@ def _copy_gbs(draw: Draw) -> float:
 
 
 def _matrix_tflops(draw: Draw) -> float:
-    product = torch_ops.beside("linear", tuple(draw.bf16(MATRIX_SIZE, MATRIX_SIZE) for _ in range(2)))
+    x, weight, y = (draw.bf16(MATRIX_SIZE, MATRIX_SIZE) for _ in range(3))
+    product = torch_ops.beside("linear", (x, weight), y)
     assert product is not None
     return 2 * MATRIX_SIZE**3 / device_time([product]).ms / 1e9

@@ -14,7 +14,7 @@ from dsv41_numba.bench import torch_ops
 from dsv41_numba.bench.cases import Case
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.bench.layers import BenchLayer, LayerCase
-from dsv41_numba.bench.timing import Time, captured_launches, device_time, host_time
+from dsv41_numba.bench.timing import Candidate, Time, captured_launches, device_time, device_times, host_time
 from dsv41_numba.bench.verify import Verdict, checked, to_verify, verify
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.ops import Ops
@@ -36,6 +36,7 @@ class Row:
              allocation, copies and the selection on the host. "host": a stage that the host does
     time     None: not timed, because the check failed
     verdict  how far it is from the NumPy reference; None: the reference is the same code
+    rung     of a tuned linear: which rung of the ladder was picked
     """
 
     ops: str
@@ -47,42 +48,50 @@ class Row:
     flops: int
     verdict: Verdict | None = None
     torch: Time | None = None
+    rung: str | None = None
 
     @property
     def ok(self) -> bool:
         return self.verdict is None or self.verdict.ok
 
 
-def measure_op(case: Case, ops: Ops, draw: Draw, on_gpu: bool, with_torch: bool) -> list[Row]:
+def measure_op(
+    case: Case,
+    ops: Ops,
+    draw: Draw,
+    on_gpu: bool,
+    with_torch: bool,
+    check: Callable[..., Verdict] = verify,
+) -> list[Row]:
     """Verify one op on a first set of arguments; then time it, on a GPU over enough sets to pass the cache."""
     stage = getattr(ops, case.stage)
     arguments = case.arguments(draw)
     before = to_verify(case.stage, arguments)
     with captured_launches() as launches:
         result = stage(*arguments)
-    verdict = verify(case.stage, arguments, result, before)
+    verdict = check(case.stage, arguments, result, before)
     row = Row(ops.name, case.op, case.name, "kernel", None, case.bytes, case.flops, verdict)
     if not verdict.ok:
         return [row]
     if not on_gpu:
         return [dataclasses.replace(row, kind="call", time=host_time(lambda: stage(*arguments)))]
-    sets = [arguments]
+    sets = [(arguments, result)]
     size = sum(array_bytes(a) for a in (*arguments, result))
     with captured_launches() as more:
         for _ in range(min(MOST_SETS, -(-ROTATED_BYTES // max(size, 1))) - 1):
             of_op = len(more)
-            sets.append(case.arguments(draw))
+            arguments = case.arguments(draw)
             del more[of_op:]  # what made the arguments is not the op's
-            stage(*sets[-1])
+            sets.append((arguments, stage(*arguments)))
     launches += more
     per_call = len(launches) // len(sets)
-    calls = [_together(launches[i : i + per_call]) for i in range(0, len(launches), per_call)]
-    torch_time = None
-    if with_torch:
-        beside = [call for call in (torch_ops.beside(case.stage, a) for a in sets) if call is not None]
-        if beside:
-            torch_time = device_time(beside, torch_ops.LAUNCHES_PER_CALL)
-    return [dataclasses.replace(row, time=device_time(calls, per_call), torch=torch_time)]
+    ours = Candidate([_together(launches[i : i + per_call]) for i in range(0, len(launches), per_call)], per_call)
+    beside = [torch_ops.beside(case.stage, *used) for used in sets] if with_torch else []
+    theirs = (
+        [Candidate([call for call in beside if call], torch_ops.launches_per_call(case.stage))] if any(beside) else []
+    )
+    times = device_times([ours, *theirs])
+    return [dataclasses.replace(row, time=times[0], torch=times[1] if theirs else None)]
 
 
 def _together(launches: list[Any]) -> Callable[[], None]:
@@ -111,10 +120,11 @@ def measure_layer(case: LayerCase, cfg: AttnV41Cfg, ops: Ops, on_gpu: bool, with
     if on_gpu:
         with captured_launches() as launches:
             layer.call(ops)
-        kernels = device_time([_together(launches)], len(launches))
+        ours = Candidate([_together(launches)], len(launches))
         beside = torch_ops.whole_layer(layer) if with_torch else None
-        torch_time = device_time([beside], torch_ops.LAUNCHES_PER_LAYER) if beside else None
-        rows.append(dataclasses.replace(row, kind="kernels", time=kernels, torch=torch_time))
+        theirs = [Candidate([beside], torch_ops.LAUNCHES_PER_LAYER)] if beside else []
+        times = device_times([ours, *theirs])
+        rows.append(dataclasses.replace(row, kind="kernels", time=times[0], torch=times[1] if theirs else None))
     return [*rows, dataclasses.replace(row, time=host_time(lambda: layer.call(ops)))]
 
 

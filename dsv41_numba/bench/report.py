@@ -1,24 +1,21 @@
-"""What the bench leaves behind: a file of results, written whole or not at all, and a table on the screen."""
+"""What the bench leaves behind: a file of results, written whole or not at all, and means over them."""
 
 import dataclasses
-import datetime
-import importlib.metadata
+import functools
 import json
+import math
 import os
 import pathlib
-import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from numba import cuda
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
-import dsv41_numba
 from dsv41_numba.bench.ceilings import Ceilings
+from dsv41_numba.bench.ladder import CUBLAS, LADDER, SHARED, SOURCES
+from dsv41_numba.bench.lines import file_lines
 from dsv41_numba.bench.measure import LaunchCost, Row
-from dsv41_numba.doctor.facts import gather
+from dsv41_numba.ops import PLAIN
+from dsv41_numba.tuned import TUNED
 
 # The original module's kernels, measured on one H200 in one run, milliseconds. Its linears are those of its dense_gemm.
 # "decode": the same at every context.
@@ -43,8 +40,7 @@ ORIGINAL_MS: dict[tuple[str, str], float] = {
     ("layer REUSE", "decode"): 0.55,
 }
 ORIGINAL = "the original module's kernels, one H200"
-GPU_COLUMNS = ("floor", "of it", "torch", "vs", "original", "vs")
-PACKAGES = ("numba", "numba-cuda", "numpy", "torch")
+DIGITS = 5  # of a number in the file: more than two runs agree in
 
 
 def original_ms(row: Row) -> float | None:
@@ -55,142 +51,140 @@ def original_ms(row: Row) -> float | None:
     return ORIGINAL_MS.get((row.op, row.case)) or ORIGINAL_MS.get((row.op, call))
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers depend on: the GPU, its driver, the versions, the date."""
-    facts, versions = gather(), dict[str, str | None](dsv41_numba=dsv41_numba.__version__)
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    found: dict[str, Any] = {
-        "backend": facts.backend,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "versions": versions,
-    }
-    if facts.backend == "gpu":
-        total = cuda.current_context().get_memory_info()[1]
-        device = cuda.get_current_device()
-        name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
-        found |= {
-            "gpu": name,
-            "capability": list(device.compute_capability),
-            "multiprocessors": device.MULTIPROCESSOR_COUNT,
-            "memory_bytes": int(total),
-            "driver_cuda": list(facts.driver) if facts.driver else None,
-            "driver": driver_version(),
-            "toolkit_cuda": list(facts.toolkit) if facts.toolkit else None,
+@dataclass(frozen=True)
+class Mean:
+    """How many times as fast as something else: over several rows, and the slowest of them."""
+
+    what: str
+    rows: int
+    geometric_mean: float
+    lowest: float
+    lowest_at: str
+
+    @classmethod
+    def of(cls, what: str, ratios: Iterable[tuple[float, str]]) -> list["Mean"]:
+        """One mean of (ratio, which row); none of nothing."""
+        found = list(ratios)
+        if not found:
+            return []
+        lowest, at = min(found)
+        mean = math.exp(sum(math.log(ratio) for ratio, _ in found) / len(found))
+        return [cls(what, len(found), mean, lowest, at)]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that one run measured, and how long it took."""
+
+    rows: Sequence[Row]
+    machine: dict[str, Any]
+    ceilings: Ceilings | None
+    launch: LaunchCost | None
+    seconds: float
+
+    @property
+    def results(self) -> list[Row]:
+        """Every row but the ladder's."""
+        return [row for row in self.rows if row.op != LADDER]
+
+    @property
+    def ladder(self) -> list[Row]:
+        return [row for row in self.rows if row.op == LADDER]
+
+    @functools.cached_property
+    def means(self) -> list[Mean]:
+        """The tuned linears beside torch, case by case, and the plain kernels beside the original's."""
+        found = []
+        tuned = [row for row in self.results if row.ops == TUNED.name and row.rung]
+        for case in dict.fromkeys(row.case for row in tuned):
+            of_case = [row for row in tuned if row.case == case]
+            ratios = [(row.torch.ms / row.time.ms, row.op) for row in of_case if row.torch and row.time]
+            found += Mean.of(f"tuned linears, {case}, beside torch", ratios)
+        beside = []
+        for row in self.results:
+            original = original_ms(row)
+            if row.ops == PLAIN.name and row.kind == "kernel" and row.time and original is not None:
+                beside.append((original / row.time.ms, f"{row.op}, {row.case}"))
+        return found + Mean.of("plain kernels beside the original's", beside)
+
+    def as_json(self) -> dict[str, Any]:
+        """The results as they are kept. Times in milliseconds; `check` counts steps from the NumPy reference."""
+        return {
+            "machine": self.machine,
+            "seconds": self.seconds,
+            "ceilings": dataclasses.asdict(self.ceilings) if self.ceilings else None,
+            "launch": dataclasses.asdict(self.launch) if self.launch else None,
+            "original": ORIGINAL,
+            "means": [dataclasses.asdict(mean) for mean in self.means],
+            "ladder": [self._rung(row) for row in self.ladder],
+            "ladder_shared_lines": {name: file_lines(name) for name in SHARED},
+            "results": [self._result(row) for row in self.results],
         }
-    return found
+
+    def _result(self, row: Row) -> dict[str, Any]:
+        result = {"op": row.op, "case": row.case, "ops": row.ops, "rung": row.rung, "kind": row.kind, **_time(row)}
+        if self.ceilings:
+            result["floor_ms"] = self.ceilings.floor_ms(row.bytes, row.flops)
+            result["torch"] = dataclasses.asdict(row.torch) if row.torch else None
+            result["original_ms"] = original_ms(row)
+        return result | {"bytes": row.bytes, "flops": row.flops, "check": _check(row)}
+
+    def _rung(self, row: Row) -> dict[str, Any]:
+        source = None if row.rung == CUBLAS else SOURCES[row.rung or ""]
+        return {
+            "rung": row.rung,
+            "size": int(row.case),
+            **_time(row),
+            "tflops": tflops(row),
+            "share_of_cublas": share_of_cublas(row),
+            "lines": source.lines if source else None,
+            "files": list(source.files) if source else [],
+            "check": _check(row),
+        }
 
 
-def driver_version() -> str | None:
-    """The driver's own version, where its kernel module says it or nvidia-smi's library does."""
-    module = pathlib.Path("/sys/module/nvidia/version")
-    try:
-        return module.read_text().strip()
-    except OSError:
-        pass
-    try:
-        import ctypes
-
-        nvml, text = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(96)
-        nvml.nvmlInit_v2()
-        nvml.nvmlSystemGetDriverVersion(text, len(text))
-        return text.value.decode() or None
-    except (OSError, AttributeError):
-        return None
+def tflops(row: Row) -> float | None:
+    """10^12 operations a second; None where nothing was timed."""
+    return row.flops / (1e9 * row.time.ms) if row.time else None
 
 
-def as_json(
-    rows: Sequence[Row], found: dict[str, Any], ceilings: Ceilings | None, launch: LaunchCost | None
-) -> dict[str, Any]:
-    """The results as they are kept. Times in milliseconds; `check` counts steps from the NumPy reference."""
-    return {
-        "machine": found,
-        "ceilings": dataclasses.asdict(ceilings) if ceilings else None,
-        "launch": dataclasses.asdict(launch) if launch else None,
-        "original": ORIGINAL,
-        "results": [_result(row, ceilings) for row in rows],
-    }
+def share_of_cublas(row: Row) -> float | None:
+    """The speed of a rung over cuBLAS' in the same turns."""
+    return row.torch.ms / row.time.ms if row.torch and row.time else None
 
 
-def _result(row: Row, ceilings: Ceilings | None) -> dict[str, Any]:
-    result: dict[str, Any] = {"ops": row.ops, "op": row.op, "case": row.case, "kind": row.kind}
-    result |= dataclasses.asdict(row.time) if row.time else {"ms": None}
-    result |= {"bytes": row.bytes, "flops": row.flops}
-    if ceilings:
-        result["floor_ms"] = ceilings.floor_ms(row.bytes, row.flops)
-        result["torch"] = dataclasses.asdict(row.torch) if row.torch else None
-        result["original_ms"] = original_ms(row)
-    if row.verdict:
-        result["check"] = dataclasses.asdict(row.verdict)
-    return result
+def _time(row: Row) -> dict[str, Any]:
+    return dataclasses.asdict(row.time) if row.time else {"ms": None}
+
+
+def _check(row: Row) -> dict[str, Any] | None:
+    return dataclasses.asdict(row.verdict) if row.verdict else None
 
 
 def write_json(path: str | pathlib.Path, results: dict[str, Any]) -> None:
-    """Write the file, whole or not at all."""
+    """Write the file, whole or not at all; every entry of a list on a line of its own."""
     path = pathlib.Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        unfinished.write_text(json.dumps(results, indent=1) + "\n")
+        unfinished.write_text(_as_text(results), encoding="utf-8")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def print_rows(
-    rows: Sequence[Row], found: dict[str, Any], ceilings: Ceilings | None, launch: LaunchCost | None, console: Console
-) -> None:
-    """The machine, its ceilings, what a launch costs, and a row a case."""
-    title = found.get("gpu") or f"{found['backend']}, compiled CPU code: these times say nothing about a GPU"
-    console.print(f"{title}, {found['date']}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in ("op", "case"):
-        table.add_column(name, no_wrap=True)
-    for name in ("ms", "+-", *(GPU_COLUMNS if ceilings else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        case = f"{row.case}, {row.kind}" if row.op.startswith("layer") else row.case
-        table.add_row(row.op, case, *_cells(row, ceilings))
-    console.print(table)
-    if ceilings:
-        rate = "not measured, since torch is not installed: floors count bytes only"
-        if ceilings.matrix_tflops is not None:
-            rate = f"{ceilings.matrix_tflops:.0f} TFLOP/s"
-        console.print(f"ceilings: copy {ceilings.copy_gbs:.0f} GB/s (read plus written), bf16 matrix product {rate}")
-        console.print(f"original: {ORIGINAL}; vs: how many times as fast as that, above 1 is faster", soft_wrap=True)
-    if launch:
-        console.print(
-            f"launch: {launch.python_us:.1f} us of Python, {launch.device_us:.1f} us on the device (one block, nothing "
-            f"to do); {launch.launcher_us:.1f} us of Python for a launcher, which checks and allocates",
-            soft_wrap=True,
-        )
-    for row in rows:
-        if not row.ok:
-            console.print(f"[bold red]FAIL[/] not timed: {row.op}, {row.case}: {row.verdict}", soft_wrap=True)
-    verdicts = [row.verdict for row in rows if row.verdict and row.ok]
-    console.print(
-        f"{len(verdicts)} rows checked against the NumPy references before they were timed: "
-        f"{sum(verdict.elements for verdict in verdicts)} elements, at most "
-        f"{max((verdict.worst for verdict in verdicts), default=0)} steps apart",
-        soft_wrap=True,
-    )
+def _as_text(results: dict[str, Any]) -> str:
+    entries = []
+    for key, value in results.items():
+        text = json.dumps(_rounded(value))
+        if isinstance(value, list) and value:
+            text = "[\n" + ",\n".join(f"  {json.dumps(_rounded(row))}" for row in value) + "\n ]"
+        entries.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(entries) + "\n}\n"
 
 
-def _cells(row: Row, ceilings: Ceilings | None) -> list[str]:
-    if row.time is None:
-        return []
-    ms = row.time.ms
-    cells = [_ms(ms), f"{50 * (row.time.high_ms - row.time.low_ms) / ms:.0f} %"]
-    if ceilings:
-        floor, original = ceilings.floor_ms(row.bytes, row.flops), original_ms(row)
-        cells += [_ms(floor), f"{100 * floor / ms:.0f} %"]
-        for other in (row.torch.ms if row.torch else None, original):
-            cells += [_ms(other), f"{other / ms:.2f}"] if other is not None else ["-", "-"]
-    return cells
-
-
-def _ms(ms: float) -> str:
-    return f"{ms:#.3g}".rstrip(".") if ms >= 0.001 else f"{ms:.0e}"
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    return [_rounded(entry) for entry in value] if isinstance(value, list) else value

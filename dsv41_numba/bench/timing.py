@@ -2,7 +2,8 @@
 
 A launch from Python costs more than many kernels run, so launches are queued while the GPU waits in a kernel that
 sleeps: when it wakes, it runs one after the other without a gap, and two events around them measure that. If queueing
-took longer than the sleep, there were gaps, and the sample is taken again with a longer one.
+took longer than the sleep, there were gaps, and the sample is taken again with a longer one. What is compared is
+measured in turns, sample by sample, so that a change of the GPU's clocks meets all of it.
 """
 
 import dataclasses
@@ -16,12 +17,13 @@ import numpy as np
 from numba import cuda, uint32
 
 from dsv41_numba.runtime import backend
+from dsv41_numba.tuned import cluster_launch
 
-TARGET_MS = 2.0  # of a sample: as many launches as fit
+TARGET_MS = 5.0  # of a sample: as many launches as fit
 MOST_LAUNCHES = 400  # of a sample; the queue holds about a thousand
 MOST_CALLS = 50
 SAMPLES = 20
-FEWEST_SAMPLES = 5  # where they take long
+FEWEST_SAMPLES = 3  # where they take long
 BUDGET_MS = 400.0  # of all samples together, once there are FEWEST_SAMPLES
 FIRST_SLEEP_US = 500
 LONGEST_SLEEP_US = 64_000
@@ -61,20 +63,27 @@ class Launch:
 
 
 @contextmanager
-def captured_launches() -> Iterator[list[Launch]]:
-    """While the block runs, every kernel launch also goes into the list."""
-    machine, launches = backend.current(), []
+def captured_launches() -> Iterator[list[Any]]:
+    """While the block runs, every kernel launch also goes into the list: a `Launch`, or one of `cluster_launch`."""
+    machine, launches = backend.current(), list[Any]()
 
     def run(kernel: Any, grid: Any, block: Any, *args: Any) -> None:
         launches.append(Launch(kernel, grid, block, args))
         machine.launch(kernel, grid, block, *args)
 
+    def run_prepared(prepared: cluster_launch.Launch) -> None:
+        launches.append(prepared)
+        launch_prepared(prepared)
+
     current, recorder = backend.current, dataclasses.replace(machine, launch=run)
+    launch_prepared = cluster_launch.Launch.__call__
     backend.current = lambda: recorder  # type: ignore[assignment]
+    cluster_launch.Launch.__call__ = run_prepared  # type: ignore[method-assign, assignment]
     try:
         yield launches
     finally:
         backend.current = current
+        cluster_launch.Launch.__call__ = launch_prepared  # type: ignore[method-assign, assignment]
 
 
 @cuda.jit
@@ -86,24 +95,43 @@ def sleep_kernel(microseconds):
 
 def device_time(calls: Sequence[Callable[[], Any]], launches_per_call: int = 1) -> Time:
     """The time of one of `calls` on the GPU, which take turns so that none finds its arrays in the cache."""
-    for call in calls[:2]:
-        call()
-    cuda.synchronize()
-    queue = _Queue(calls)
-    first_ms = min(queue.sample(1), queue.sample(1))
-    most = min(MOST_CALLS, MOST_LAUNCHES // launches_per_call)
-    times = max(1, min(most, int(TARGET_MS / max(first_ms, 1e-4))))
-    samples: list[float] = []
-    while len(samples) < SAMPLES and (sum(samples) * times < BUDGET_MS or len(samples) < FEWEST_SAMPLES):
-        samples.append(queue.sample(times))
-    return Time.of(samples, times)
+    (found,) = device_times([Candidate(calls, launches_per_call)])
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Calls of one of the things that are compared, each of about so many launches."""
+
+    calls: Sequence[Callable[[], Any]]
+    launches_per_call: int = 1
+
+
+def device_times(candidates: Sequence[Candidate]) -> list[Time]:
+    """`device_time` of each candidate, all in turns."""
+    queues = [_Queue(candidate) for candidate in candidates]
+    while unfinished := [queue for queue in queues if not queue.done]:
+        for queue in unfinished:
+            queue.samples.append(queue.sample(queue.times))
+    return [Time.of(queue.samples, queue.times) for queue in queues]
 
 
 class _Queue:
-    """Takes samples of calls that take turns."""
+    """Takes samples of calls that take turns, `times` of them a sample."""
 
-    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
-        self._calls, self._next, self._sleep_us = calls, 0, FIRST_SLEEP_US
+    def __init__(self, candidate: Candidate) -> None:
+        self._calls, self._next, self._sleep_us = candidate.calls, 0, FIRST_SLEEP_US
+        for call in self._calls[:2]:
+            call()
+        cuda.synchronize()
+        first = [self.sample(1) for _ in range(2)]
+        most = min(MOST_CALLS, MOST_LAUNCHES // candidate.launches_per_call)
+        self.times = max(1, min(most, int(TARGET_MS / max(min(first), 1e-4))))
+        self.samples: list[float] = first if self.times == 1 else []
+
+    @property
+    def done(self) -> bool:
+        return enough(self.samples, sum(self.samples) * self.times, BUDGET_MS)
 
     def sample(self, times: int) -> float:
         """Milliseconds a call, over so many of them."""
@@ -126,14 +154,27 @@ class _Queue:
 
 
 def host_time(call: Callable[[], Any], budget_ms: float = BUDGET_MS) -> Time:
-    """The time of a call by the host's clock, until the GPU, if there is one, is done."""
+    """The time of a call by the host's clock, until the GPU, if there is one, is done.
+
+    The first call warms up; of one that takes longer than the budget it is the only sample.
+    """
     wait = cuda.synchronize if backend.current().name == "gpu" else lambda: None
-    call()
-    wait()
-    samples: list[float] = []
-    while len(samples) < SAMPLES and (sum(samples) < budget_ms or len(samples) < FEWEST_SAMPLES - 2):
+
+    def sample() -> float:
         begin = time.perf_counter()
         call()
         wait()
-        samples.append(1e3 * (time.perf_counter() - begin))
+        return 1e3 * (time.perf_counter() - begin)
+
+    first = sample()
+    if first > budget_ms:
+        return Time.of([first], 1)
+    samples: list[float] = []
+    while not enough(samples, sum(samples), budget_ms):
+        samples.append(sample())
     return Time.of(samples, 1)
+
+
+def enough(samples: Sequence[float], taken_ms: float, budget_ms: float) -> bool:
+    """Whether there are SAMPLES of them, or FEWEST_SAMPLES that used up the budget."""
+    return len(samples) >= (SAMPLES if taken_ms < budget_ms else FEWEST_SAMPLES)

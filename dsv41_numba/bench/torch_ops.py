@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[], Any]
 LAUNCHES_PER_CALL = 12  # about, of the longest composition: so many kernels it queues
+LAUNCHES_PER_PRODUCT = 1
 LAUNCHES_PER_LAYER = 60
 WEIGHTS = ("wq_a", "q_norm", "wq_b", "wkv", "kv_norm", "attn_sink", "wo_a", "wo_b")
 
@@ -30,10 +31,21 @@ def available() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def beside(stage: str, arguments: tuple[Any, ...]) -> Call | None:
-    """torch's call for PLAIN's stage with these device arrays; None where there is none."""
-    make = COMPOSITIONS.get(stage)
-    return make(*(as_torch(a) if hasattr(a, "__cuda_array_interface__") else a for a in arguments)) if make else None
+def beside(stage: str, arguments: tuple[Any, ...], result: Any) -> Call | None:
+    """torch's call for PLAIN's stage with these device arrays; None where there is none.
+
+    A bf16 linear is written into `result`, the array that the stage returned, so that ours and torch's rotate through
+    the same memory.
+    """
+    tensors = [as_torch(a) if hasattr(a, "__cuda_array_interface__") else a for a in arguments]
+    if stage in PRODUCTS:
+        return PRODUCTS[stage](*tensors, as_torch(result))
+    return COMPOSITIONS[stage](*tensors) if stage in COMPOSITIONS else None
+
+
+def launches_per_call(stage: str) -> int:
+    """About how many kernels `beside`'s call queues, at most."""
+    return LAUNCHES_PER_PRODUCT if stage in PRODUCTS else LAUNCHES_PER_CALL
 
 
 def as_torch(array: Any) -> Any:
@@ -45,10 +57,10 @@ def as_torch(array: Any) -> Any:
     return torch.as_tensor(array, device="cuda")
 
 
-def _linear(x: Any, weight: Any) -> Call:
-    from torch.nn import functional
+def _linear(x: Any, weight: Any, y: Any) -> Call:
+    import torch
 
-    return lambda: functional.linear(x, weight)
+    return lambda: torch.matmul(x, weight.mT, out=y)
 
 
 def _linear_f32(x: Any, weight: Any) -> Call:
@@ -57,12 +69,12 @@ def _linear_f32(x: Any, weight: Any) -> Call:
     return lambda: functional.linear(x.float(), weight)
 
 
-def _grouped_linear(o: Any, weight: Any, n_groups: int) -> Call:
+def _grouped_linear(o: Any, weight: Any, n_groups: int, og: Any) -> Call:
     import torch
 
-    heads = o.view(o.shape[0], n_groups, -1)
-    matrices = weight.view(n_groups, -1, heads.shape[2])
-    return lambda: torch.einsum("tgk,grk->tgr", heads, matrices)
+    heads = o.view(o.shape[0], n_groups, -1).transpose(0, 1)
+    matrices, out = weight.view(n_groups, -1, heads.shape[2]).mT, og.transpose(0, 1)
+    return lambda: torch.bmm(heads, matrices, out=out)
 
 
 def _rmsnorm(x: Any, weight: Any, eps: float) -> Call:
@@ -211,10 +223,9 @@ def _indices(array: np.ndarray, beside: Any) -> Any:
     return torch.from_numpy(array.astype(np.int64)).to(beside.device)
 
 
+PRODUCTS: dict[str, Callable[..., Call]] = {"linear": _linear, "grouped_linear": _grouped_linear}
 COMPOSITIONS: dict[str, Callable[..., Call]] = {
-    "linear": _linear,
     "linear_f32": _linear_f32,
-    "grouped_linear": _grouped_linear,
     "rmsnorm": _rmsnorm,
     "rmsnorm_f32": _rmsnorm,
     "rope": _rope(1.0),

@@ -19,6 +19,7 @@ from dsv41_numba.runtime import backend
 from dsv41_numba.stages import STAGES
 
 MATRIX_ROWS = 128  # of each end of a weight matrix: output columns
+ROWS = 24  # of a linear that is compared by whole rows
 KEYS = 1024  # of each end of the index keys
 SMALL_BYTES = 1 << 24  # an array up to this size is fetched whole, since a slice costs 100 us
 
@@ -54,8 +55,25 @@ def verify(stage: str, arguments: tuple[Any, ...], result: Any, before: np.ndarr
         got = _host(kv_state)
     else:
         got, expected = SAMPLES[stage](arguments, result)
+    return _verdict(stage, got, expected)
+
+
+def verify_rows(stage: str, arguments: tuple[Any, ...], result: Any, before: None = None) -> Verdict:
+    """`verify` of a linear by whole rows: a tile of any place in y has some of them."""
+    x, weight, *groups = arguments
+    tokens = spread(x.shape[0])
+    expected = getattr(REFERENCE, stage)(take(x, tokens), _host(weight), *groups)
+    return _verdict(stage, take(result, tokens), expected)
+
+
+def _verdict(stage: str, got: np.ndarray, expected: np.ndarray) -> Verdict:
     steps = steps_apart(STAGES[stage].rule, got, expected)
     return Verdict(stage, int(steps.size), int(steps.max(initial=0)), STAGES[stage].rule.steps)
+
+
+def spread(n: int) -> list[int]:
+    """At most ROWS of n rows, both ends among them, at distances that no tile is a multiple of."""
+    return sorted({(n - 1) * i // (ROWS - 1) for i in range(ROWS)})
 
 
 def to_verify(stage: str, arguments: tuple[Any, ...]) -> np.ndarray | None:
