@@ -68,8 +68,8 @@ def f32(rng: Rng, *shape: int) -> np.ndarray:
 
 
 def call_rope(rng: Rng) -> None:
-    """21 heads for blocks of 8; 33 pairs that turn after 2 that are copied, for 32 lanes."""
-    PLAIN.rope(bf16(rng, 3, 7, 70), f32(rng, 12, 33), f32(rng, 12, 33), 4, 3)
+    """9 heads for blocks of 8; 33 pairs that turn after 2 that are copied, for 32 lanes."""
+    PLAIN.rope(bf16(rng, 3, 9, 70), f32(rng, 12, 33), f32(rng, 12, 33), 4, 3)
 
 
 def call_pool(rng: Rng) -> None:
@@ -100,6 +100,12 @@ CASES: dict[str, Case] = {
         ("y",),
         small=lambda r: PLAIN.linear(bf16(r, 3, 17), bf16(r, 17, 17)),
     ),
+    # 264 words of 4 columns for steps of 256, 9 rows of weight for blocks of 4
+    "linear_few_kernel": Case(
+        lambda r: PLAIN.linear(bf16(r, 2, 1056), bf16(r, 9, 1056)),
+        ("y",),
+        small=lambda r: PLAIN.linear(bf16(r, 1, 1056), bf16(r, 5, 1056)),
+    ),
     "linear_f32_kernel": Case(
         lambda r: PLAIN.linear_f32(bf16(r, 15, 17), f32(r, 33, 17)),
         ("y",),
@@ -122,17 +128,17 @@ CASES: dict[str, Case] = {
     ),
     "rope_kernel": Case(call_rope, ("y",)),
     "fp8_round_trip_kernel": Case(
-        lambda r: PLAIN.fp8_round_trip(bf16(r, 17, 32)), ("y",), small=lambda r: PLAIN.fp8_round_trip(bf16(r, 9, 32))
+        lambda r: PLAIN.fp8_round_trip(bf16(r, 33, 32)), ("y",), small=lambda r: PLAIN.fp8_round_trip(bf16(r, 17, 32))
     ),
     "fp4_round_trip_e8m0_kernel": Case(
-        lambda r: PLAIN.fp4_round_trip_e8m0(bf16(r, 17, 32)),
+        lambda r: PLAIN.fp4_round_trip_e8m0(bf16(r, 33, 32)),
         ("y",),
-        small=lambda r: PLAIN.fp4_round_trip_e8m0(bf16(r, 9, 32)),
+        small=lambda r: PLAIN.fp4_round_trip_e8m0(bf16(r, 17, 32)),
     ),
     "fp4_round_trip_e4m3_kernel": Case(
-        lambda r: PLAIN.fp4_round_trip_e4m3(bf16(r, 33, 16)),
+        lambda r: PLAIN.fp4_round_trip_e4m3(bf16(r, 65, 16)),
         ("y",),
-        small=lambda r: PLAIN.fp4_round_trip_e4m3(bf16(r, 17, 16)),
+        small=lambda r: PLAIN.fp4_round_trip_e4m3(bf16(r, 33, 16)),
     ),
     "pool_kernel": Case(call_pool, ("pooled",)),
     "store_partial_kernel": Case(call_store_partial, ("kv_state", "score_state"), in_place=True),

@@ -5,7 +5,7 @@ from conftest import random_bf16
 from dsv41_numba.compare import bf16_array, same_bits, worst_steps
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops.grouped_linear import grouped_linear, grouped_linear_ref
-from dsv41_numba.ops.linear import linear
+from dsv41_numba.ops.linear import MAX_FEW, linear
 from dsv41_numba.runtime.backend import to_device, to_host
 from tolerances import ONE_ROUNDING
 
@@ -17,6 +17,7 @@ SIZES = (
     (17, 6, 8, 3, 1),
     (3, 6, 96, 3, 20),
     (18, 4, 7, 1, 33),
+    (2, 6, 514, 3, 5),
 )
 
 
@@ -38,11 +39,18 @@ def test_grouped_linear_matches_its_reference_and_float64(rng, T, H, D, n_groups
 
 def test_grouped_linear_takes_contiguous_heads():
     """Hard case 9: heads split by stride instead of in contiguous runs would give [5, 4]."""
-    o = as_bf16(np.arange(1, 9, dtype=np.float32).reshape(1, 4, 2))
     weight = as_bf16(np.array([[0, 0, 1, 0], [0, 1, 0, 0]], np.float32))
-    strided = np.ascontiguousarray(o[:, [0, 2, 1, 3]])
-    assert bf16_array(run(o, weight, 2)).astype(np.float32).ravel().tolist() == [3, 6]
-    assert bf16_array(run(strided, weight, 2)).astype(np.float32).ravel().tolist() == [5, 4]
+    for T in (1, MAX_FEW + 1):
+        o = as_bf16(np.resize(np.arange(1, 9, dtype=np.float32), (T, 4, 2)))
+        strided = np.ascontiguousarray(o[:, [0, 2, 1, 3]])
+        assert bf16_array(run(o, weight, 2)).astype(np.float32).ravel().tolist() == T * [3, 6]
+        assert bf16_array(run(strided, weight, 2)).astype(np.float32).ravel().tolist() == T * [5, 4]
+
+
+@pytest.mark.parametrize("T, H, D, n_groups, rank", [(1, 4, 2, 2, 1), (2, 6, 514, 3, 5), (4, 4, 512, 2, 9)])
+def test_grouped_linear_of_few_tokens_has_the_bits_of_many(rng, T, H, D, n_groups, rank):
+    o, weight = random_bf16(rng, MAX_FEW + 1, H, D), random_bf16(rng, n_groups * rank, H // n_groups * D)
+    assert same_bits(run(o[:T], weight, n_groups), run(o, weight, n_groups)[:T])
 
 
 def test_grouped_linear_with_one_group_is_linear(rng):

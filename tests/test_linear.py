@@ -4,12 +4,13 @@ import pytest
 from conftest import random_bf16
 from dsv41_numba.compare import bf16_array, same_bits, worst_steps
 from dsv41_numba.formats.bf16 import as_bf16
-from dsv41_numba.ops.linear import PADDED, TILE, linear, linear_f32, linear_f32_ref, linear_ref
+from dsv41_numba.ops.linear import MAX_FEW, PADDED, STEP, TILE, linear, linear_f32, linear_f32_ref, linear_ref
 from dsv41_numba.runtime.backend import to_device, to_host
 from tolerances import ONE_ROUNDING
 
-# M, N, K: each size at the edges of a tile, every axis different from the others
+# M, N, K: each size at the edges of a tile, every axis different from the others; few rows at those of a step
 SIZES = ((1, 15, 17), (15, 16, 1), (16, 17, 15), (17, 1, 16), (3, 50, 64), (33, 18, 100), (16, 32, 48))
+FEW_SIZES = ((1, 3, 4), (2, 9, 4 * STEP + 4), (3, 4, 4 * STEP), (4, 6, 4 * STEP - 4), (1, 5, 8 * STEP))
 
 
 def run(op, x, weight):
@@ -27,7 +28,7 @@ def f32_error(got, x, weight):
     return float((np.abs(got - x @ weight.T) / (np.abs(x) @ np.abs(weight).T) * 2.0**24).max())
 
 
-@pytest.mark.parametrize("M, N, K", SIZES)
+@pytest.mark.parametrize("M, N, K", SIZES + FEW_SIZES)
 def test_linear_matches_its_reference_and_float64(rng, M, N, K):
     x, weight = random_bf16(rng, M, K), random_bf16(rng, N, K)
     y = bf16_array(run(linear, x, weight))
@@ -57,6 +58,21 @@ def test_linear_rows_and_columns_do_not_depend_on_their_neighbours(rng):
     together = run(linear, x, weight)
     assert same_bits(together[17:], run(linear, x[17:], weight))
     assert same_bits(np.ascontiguousarray(together[:, 3:18]), run(linear, x, weight[3:18]))
+
+
+@pytest.mark.parametrize("M, N, K", FEW_SIZES)
+def test_linear_of_few_rows_has_the_bits_of_many(rng, M, N, K):
+    """A token's numbers do not depend on how many others come with it, whichever kernel that selects."""
+    x, weight = random_bf16(rng, MAX_FEW + 1, K), random_bf16(rng, N, K)
+    assert same_bits(run(linear, x[:M], weight), run(linear, x, weight)[:M])
+
+
+def test_linear_of_few_rows_needs_no_alignment(rng):
+    """Words of 8 bytes cannot be read from the second element of an array of bf16; the tiles can."""
+    x, weight = random_bf16(rng, 1, 24), random_bf16(rng, 5, 24)
+    y = run(linear, x, weight)
+    shifted = to_device(np.concatenate([np.zeros(1, np.uint16), x.ravel().view(np.uint16)]))[1:].reshape(1, 24)
+    assert same_bits(to_host(linear(shifted, to_device(weight))), y)
 
 
 def test_linear_of_the_doubled_row_is_doubled_exactly(rng):

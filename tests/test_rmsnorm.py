@@ -4,11 +4,11 @@ import pytest
 from conftest import random_bf16
 from dsv41_numba.compare import bf16_array, worst_steps
 from dsv41_numba.formats.bf16 import as_bf16
-from dsv41_numba.ops.rmsnorm import THREADS, rmsnorm, rmsnorm_f32, rmsnorm_f32_ref, rmsnorm_ref
+from dsv41_numba.ops.rmsnorm import AHEAD, THREADS, rmsnorm, rmsnorm_f32, rmsnorm_f32_ref, rmsnorm_ref
 from dsv41_numba.runtime.backend import to_device, to_host
 from tolerances import ONE_ROUNDING
 
-WIDTHS = (1, 2, 37, THREADS - 1, THREADS, THREADS + 1, 1280)
+WIDTHS = (1, 2, 37, THREADS - 1, THREADS, THREADS + 1, AHEAD * THREADS - 1, AHEAD * THREADS + 1, 1280)
 
 
 def float64_rmsnorm(x, weight, eps):

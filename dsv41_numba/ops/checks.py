@@ -22,3 +22,8 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]
         size > 1 and stride != want for size, stride, want in zip(array.shape, array.strides, strides)
     ):
         raise ValueError(f"{name}: expected a C-contiguous array, got strides {tuple(array.strides)} in bytes")
+
+
+def address(array: Any) -> int:
+    """Where an array's first element lies, on the device or, on the emulator, on the host."""
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.device_ctypes_pointer.value

@@ -4,14 +4,16 @@ Math       og[t, g, r] = sum_k heads[t, g, k] * weight[g * rank + r, k]: heads[t
            group g one after the other; group 0 has the first heads, group 1 the next ones
 Shapes     o [T, H, D] bf16, weight [n_groups * rank, H / n_groups * D] bf16, n_groups an int
            -> og [T, n_groups, rank] bf16
-Precision  products and sums in f32, k ascending; one rounding to bf16 at the end
-Launch     grid (T / 16, rank / 16, n_groups), rounded up, block (16, 16); 2304 bytes of shared memory
+Precision  that of `linear`
+Launch     grid (T / 16, rank / 16, n_groups), rounded up, block (16, 16); 2304 bytes of shared memory. T <= 4: grid
+           (T, rank / 4, n_groups), block 64; 4 KiB
 Moves      2 (T H D + rank H D + T n_groups rank) bytes
 Errors     ValueError when n_groups does not divide H or the rows of weight, or an array is not as above
 Source     step 13 of the layer: wo_a, the first half of the output projection
 
 The groups are independent linears that read neighbouring columns of o and write neighbouring columns of og. Nothing is
-sliced out or put together: blockIdx.z is the group, and the kernel adds the group's offset to its indices.
+sliced out or put together: blockIdx.z is the group, and the kernel adds the group's offset to its indices. For few
+tokens that kernel is `linear_few_kernel`, which knows groups.
 """
 
 import numpy as np
@@ -19,7 +21,7 @@ from numba import cuda, float32
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
 from dsv41_numba.ops.checks import check_array
-from dsv41_numba.ops.linear import PADDED, TILE, add_tile
+from dsv41_numba.ops.linear import PADDED, TILE, add_tile, few_fit, launch_few
 from dsv41_numba.runtime.backend import empty, launch
 
 
@@ -65,7 +67,9 @@ def grouped_linear(o, weight, n_groups: int):
         raise ValueError(f"weight: expected a multiple of {n_groups} rows, one set a group, got {weight.shape[0]}")
     rank = weight.shape[0] // n_groups
     og = empty((T, n_groups, rank), np.uint16)
-    if og.size > 0:  # a grid of 0 blocks is a launch error
+    if few_fit(o, weight, T, rank):
+        launch_few(o.reshape(T, H * D), weight, og)
+    elif og.size > 0:  # a grid of 0 blocks is a launch error
         grid = (-(-T // TILE), -(-rank // TILE), n_groups)
         launch(grouped_linear_kernel, grid, (TILE, TILE), o.reshape(T, H * D), weight, og)
     return og

@@ -2,8 +2,11 @@
 
 Math       y[m, n] = sum_k x[m, k] * weight[n, k]
 Shapes     x [M, K] bf16, weight [N, K] bf16 -> y [M, N] bf16 (`linear`); weight f32 -> y f32 (`linear_f32`)
-Precision  products and sums in f32, k ascending; bf16 results are rounded once, at the end
-Launch     grid (M / 16, N / 16), rounded up, block (16, 16); 2304 bytes of shared memory
+Precision  products and sums in f32: 4 columns in order, four such sums as two pairs, then 16 columns after 16 in order;
+           bf16 results are rounded once, at the end. Every bit of y[m] depends on x[m] and weight alone, whichever
+           kernel runs
+Launch     grid (M / 16, N / 16), rounded up, block (16, 16); 2304 bytes of shared memory. `linear` with M <= 4, as in a
+           decode step: grid (M, N / 4, 1), block 64; 4 KiB
 Moves      bf16 weight: 2 (M K + N K + M N) bytes; f32 weight: 2 M K + 4 (N K + M N)
 Errors     ValueError when an array's dtype, shape or layout is not as above
 Source     steps 1, 2, 3, 5, 6 and 14 of the layer, step 4 at ratio 1; `linear_f32` is step 4 at ratio >= 2
@@ -11,13 +14,18 @@ Source     steps 1, 2, 3, 5, 6 and 14 of the layer, step 4 at ratio 1; `linear_f
 A tile is 16 x 16. One block makes one tile of y, one thread one number of it. Read straight from memory, every number
 of x would be fetched N times; the block fetches a tile of x and a tile of weight into shared memory and uses each
 number 16 times from there, then moves both tiles on along K.
+
+With few rows of x there is little to share: most rows of every tile of x would be empty. Then all that counts is how
+fast weight arrives, and `linear_few_kernel` keeps more of it on the way.
 """
 
+from typing import Any
+
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint16, uint64
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
-from dsv41_numba.ops.checks import check_array
+from dsv41_numba.ops.checks import address, check_array
 from dsv41_numba.runtime.backend import empty, launch
 
 TILE = 16  # rows and columns of a tile: 256 threads, two rows of a tile a warp
@@ -27,6 +35,16 @@ TILE = 16  # rows and columns of a tile: 256 threads, two rows of a tile a warp
 # wait for each other. Rows of 20 begin on 16-byte boundaries, so that the compiler can fetch 4 numbers in one read, and
 # 8 of them in a row begin in banks 0, 20, 8, 28, 16, 4, 24, 12: their 8 x 4 numbers lie in 32 different banks.
 PADDED = TILE + 4
+
+WORD = 4  # columns whose products are summed first: four bf16 are one load of 64 bits
+
+# linear_few_kernel:
+MAX_FEW = 4  # rows of x
+FEW_ROWS = 4  # of weight a block
+FEW_THREADS = 64  # a power of two
+AHEAD = 4  # words of each row of weight that a thread fetches before it uses one
+STEP = FEW_THREADS * AHEAD  # words of a row between two barriers
+MAX_GRID_Y = 65535  # blocks
 
 
 def linear_ref(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -41,13 +59,22 @@ def linear_f32_ref(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 @cuda.jit(device=True)
+def dot_in_tile(x_tile, weight_tile, k0):
+    """The products of 4 columns, summed: row threadIdx.y of x_tile times row threadIdx.x of weight_tile."""
+    dot = float32(0.0)
+    for k in range(k0, k0 + WORD):
+        dot += x_tile[cuda.threadIdx.y, k] * weight_tile[cuda.threadIdx.x, k]
+    return dot
+
+
+@cuda.jit(device=True)
 def add_tile(y, x_tile, weight_tile):
-    """y plus row threadIdx.y of x_tile times row threadIdx.x of weight_tile. Every thread of the block calls it."""
+    """y plus a row of x_tile times a row of weight_tile, 16 columns. Every thread of the block calls it."""
     cuda.syncthreads()  # both tiles are filled before anyone reads them
-    for k in range(TILE):
-        y += x_tile[cuda.threadIdx.y, k] * weight_tile[cuda.threadIdx.x, k]
+    left = dot_in_tile(x_tile, weight_tile, 0) + dot_in_tile(x_tile, weight_tile, 4)
+    right = dot_in_tile(x_tile, weight_tile, 8) + dot_in_tile(x_tile, weight_tile, 12)
     cuda.syncthreads()  # everyone has read the tiles before anyone fills them again
-    return y
+    return y + (left + right)
 
 
 @cuda.jit
@@ -96,23 +123,98 @@ def linear_f32_kernel(x, weight, y):
         y[m, n0 + tx] = y_mn
 
 
+@cuda.jit(device=True)
+def dot_of_words(x_word, weight_word):
+    """The sum of the products of four neighbouring bf16, the first of them in the lowest 16 bits."""
+    dot = float32(0.0)
+    for i in range(WORD):
+        shift = uint64(16 * i)
+        dot += decode_bf16(uint16(x_word >> shift)) * decode_bf16(uint16(weight_word >> shift))
+    return dot
+
+
+@cuda.jit
+def linear_few_kernel(x, weight, y):
+    """`linear_kernel` for few rows of x, with the same bits: one block 4 numbers of a row of y.
+
+    x [M, G * K / 4] and weight [G * N, K / 4] are words of four bf16, y is [M, G, N]; G is 1, or the groups of a
+    grouped linear. A thread asks for 4 words of 4 rows of weight, 128 bytes, before it uses one: what is on the way
+    from memory at a time decides the speed. It sums the products of each word, and 4 threads, one a row of weight, add
+    those sums to y in the order of `add_tile`.
+    blockIdx.x is the row of x, so that blocks which share weight run together and fetch it once from memory.
+    """
+    partial = cuda.shared.array((STEP, FEW_ROWS), float32)
+    fetched = cuda.local.array((AHEAD, FEW_ROWS), uint64)
+    x_words = cuda.local.array(AHEAD, uint64)
+    # the mask changes nothing, but tells the compiler that no index is negative: Numba would add the axis' length to it
+    t = cuda.threadIdx.x & (FEW_THREADS - 1)
+    m, n0, g = cuda.blockIdx.x, cuda.blockIdx.y * FEW_ROWS, cuda.blockIdx.z
+    N, words = y.shape[2], weight.shape[1]
+    y_mn = float32(0.0)
+    first = 0
+    while first < words:
+        for i in range(AHEAD):
+            w = first + i * FEW_THREADS + t
+            if w < words:
+                x_words[i] = x[m, g * words + w]
+                for r in range(FEW_ROWS):
+                    # past the last row that row again, whose sum nobody stores
+                    fetched[i, r] = weight[g * N + min(n0 + r, N - 1), w]
+        for i in range(AHEAD):
+            w = i * FEW_THREADS + t
+            for r in range(FEW_ROWS):
+                partial[w, r] = float32(0.0)  # past the edge, as in a tile
+                if first + w < words:
+                    partial[w, r] = dot_of_words(x_words[i], fetched[i, r])
+        cuda.syncthreads()  # every word's sum is in place before it is added
+        if t < FEW_ROWS:
+            w = 0
+            while w < min(STEP, words - first):
+                y_mn += (partial[w, t] + partial[w + 1, t]) + (partial[w + 2, t] + partial[w + 3, t])
+                w += 4
+        cuda.syncthreads()  # they are added before the next ones overwrite them
+        first += STEP
+    if t < FEW_ROWS and n0 + t < N:
+        y[m, g, n0 + t] = encode_bf16(y_mn)
+
+
 def linear(x, weight):
     """x [M, K] bf16 bits, weight [N, K] bf16 bits -> [M, N] bf16 bits, all device arrays."""
-    return _launch(linear_kernel, np.uint16, x, weight)
+    y = _checked_output(np.uint16, x, weight)
+    M, N = y.shape
+    if few_fit(x, weight, M, N):
+        launch_few(x, weight, y.reshape(M, 1, N))
+    elif y.size > 0:  # a grid of 0 blocks is a launch error
+        launch(linear_kernel, (-(-M // TILE), -(-N // TILE)), (TILE, TILE), x, weight, y)
+    return y
 
 
 def linear_f32(x, weight):
     """x [M, K] bf16 bits, weight [N, K] f32 -> [M, N] f32, all device arrays."""
-    return _launch(linear_f32_kernel, np.float32, x, weight)
+    y = _checked_output(np.float32, x, weight)
+    if y.size > 0:
+        grid = (-(-y.shape[0] // TILE), -(-y.shape[1] // TILE))
+        launch(linear_f32_kernel, grid, (TILE, TILE), x, weight, y)
+    return y
 
 
-def _launch(kernel, dtype, x, weight):
+def few_fit(x: Any, weight: Any, M: int, N: int) -> bool:
+    """Whether `linear_few_kernel` takes M rows of x and N rows of weight (of a group): they must be made of whole words
+    on multiples of 8 bytes."""
+    in_reach = 0 < M <= MAX_FEW and 0 < N <= FEW_ROWS * MAX_GRID_Y
+    return in_reach and weight.shape[1] % WORD == 0 and all(address(a) % 8 == 0 for a in (x, weight))
+
+
+def launch_few(x: Any, weight: Any, y: Any) -> None:
+    """Fill y [M, G, N] from x [M, G * K] and weight [G * N, K], all bf16 bits that `few_fit`."""
+    M, G, N = y.shape
+    launch(linear_few_kernel, (M, -(-N // FEW_ROWS), G), FEW_THREADS, x.view(np.uint64), weight.view(np.uint64), y)
+
+
+def _checked_output(dtype, x, weight):
     check_array("x", x, np.uint16, (None, None))
     check_array("weight", weight, dtype, (None, x.shape[1]))
-    y = empty((x.shape[0], weight.shape[0]), dtype)
-    if y.size > 0:  # a grid of 0 blocks is a launch error
-        launch(kernel, (-(-x.shape[0] // TILE), -(-weight.shape[0] // TILE)), (TILE, TILE), x, weight, y)
-    return y
+    return empty((x.shape[0], weight.shape[0]), dtype)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,20 @@ Precision  every bit is fixed. Both divisions are true f32 divisions; for x / sc
            e8m0: a product above bf16's range is an infinity (4 * 2^126, when amax is at bf16's end); an infinity in x
            has no scale and makes its whole block NaN. e4m3: all magnitudes above 2688, infinity too, become 2688.
            A NaN in x makes its whole block NaN, for both.
-Launch     grid ceil(N / 256) for N entries, block 256, which is 8 or 16 blocks of entries; 1 KiB of shared memory
+Launch     grid ceil(N / 512) for N entries, block 256, which is 16 or 32 blocks of entries; 1 KiB of shared memory
 Moves      4 N bytes
 Errors     ValueError when x is not a C-contiguous bf16 array whose last axis is a multiple of 32 (e8m0) or 16 (e4m3)
 Source     steps 5 and 6 of the layer (index keys and index queries, e8m0) and step 9 (latents, e4m3)
 """
 
 import numpy as np
-from numba import cuda, float32, uint16, uint32
+from numba import cuda, float32, uint32
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
 from dsv41_numba.formats.e2m1 import decode_e2m1, e2m1_to_f32, encode_e2m1, f32_to_e2m1
 from dsv41_numba.formats.e4m3 import decode_e4m3, e4m3_to_f32, encode_e4m3, f32_to_e4m3
 from dsv41_numba.formats.e8m0 import decode_e8m0, e8m0_to_f32, encode_e8m0, f32_to_e8m0
-from dsv41_numba.ops.quant_fp8 import THREADS, group_max, launch_blocks, split_blocks
+from dsv41_numba.ops.quant_fp8 import THREADS, group_max, launch_blocks, split_blocks, word_max
 
 BLOCK_E8M0 = 32  # entries that share a scale
 BLOCK_E4M3 = 16
@@ -80,47 +80,49 @@ def e2m1_round_trip(x_bits, scale):
     # ref: return f32_to_e2m1(np.where(np.isnan(scale), np.float32(0.0), blocks / scale))
     code = encode_e2m1(decode_bf16(x_bits) / scale)
     # ref: return as_bf16(values * scale[..., None]).reshape(codes.shape)
-    return encode_bf16(decode_e2m1(code) * scale)  # a NaN scale makes a NaN of any code
+    return uint32(encode_bf16(decode_e2m1(code) * scale))  # a NaN scale makes a NaN of any code
 
 
 @cuda.jit
 def fp4_round_trip_e8m0_kernel(x, y):
-    """One thread an entry of the flat array; 32 neighbours share a power-of-two scale."""
+    """x and y are flat arrays of words of two entries, the first in the low half. One thread a word; 16 neighbours
+    share a power-of-two scale."""
     partial = cuda.shared.array(THREADS, uint32)
     i = cuda.grid(1)
-    N = x.shape[0]
-    # beyond the end stands a zero. No thread leaves early: the others wait for it in group_max
-    x_bits = uint16(0)
-    if i < N:
-        x_bits = x[i]
+    words = x.shape[0]
+    # beyond the end stand zeros. No thread leaves early: the others wait for it in group_max
+    word = uint32(0)
+    if i < words:
+        word = x[i]
     # ref: amax = np.abs(blocks).max(-1)
-    # patterns without their sign sort as their values do, and those of NaN come last: a NaN wins
-    amax = decode_bf16(group_max(uint32(x_bits) & uint32(0x7FFF), partial, BLOCK_E8M0))
+    amax = decode_bf16(group_max(word_max(word), partial, BLOCK_E8M0 // 2))
     # ref: scale = f32_to_e8m0(np.maximum(amax, AMAX_FLOOR_E8M0) / np.float32(6.0))
     if amax < AMAX_FLOOR_E8M0:  # false for a NaN, which stays
         amax = AMAX_FLOOR_E8M0
     scale = decode_e8m0(encode_e8m0(amax / float32(6.0)))
-    if i < N:
-        y[i] = e2m1_round_trip(x_bits, scale)
+    if i < words:
+        low, high = e2m1_round_trip(word & uint32(0xFFFF), scale), e2m1_round_trip(word >> uint32(16), scale)
+        y[i] = low | high << uint32(16)
 
 
 @cuda.jit
 def fp4_round_trip_e4m3_kernel(x, y):
-    """`fp4_round_trip_e8m0_kernel` with 16 neighbours a block and the nearest e4m3 number as their scale."""
+    """`fp4_round_trip_e8m0_kernel` with 8 neighbours a scale, which is the nearest e4m3 number."""
     partial = cuda.shared.array(THREADS, uint32)
     i = cuda.grid(1)
-    N = x.shape[0]
-    x_bits = uint16(0)
-    if i < N:
-        x_bits = x[i]
+    words = x.shape[0]
+    word = uint32(0)
+    if i < words:
+        word = x[i]
     # ref: amax = np.abs(blocks).max(-1)
-    amax = decode_bf16(group_max(uint32(x_bits) & uint32(0x7FFF), partial, BLOCK_E4M3))
+    amax = decode_bf16(group_max(word_max(word), partial, BLOCK_E4M3 // 2))
     # ref: scale = f32_to_e4m3(np.maximum(amax, AMAX_FLOOR_E4M3) / np.float32(6.0))
     if amax < AMAX_FLOOR_E4M3:
         amax = AMAX_FLOOR_E4M3
     scale = decode_e4m3(encode_e4m3(amax / float32(6.0)))
-    if i < N:
-        y[i] = e2m1_round_trip(x_bits, scale)
+    if i < words:
+        low, high = e2m1_round_trip(word & uint32(0xFFFF), scale), e2m1_round_trip(word >> uint32(16), scale)
+        y[i] = low | high << uint32(16)
 
 
 def fp4_round_trip_e8m0(x):

@@ -2,9 +2,9 @@
 
 Math       y[r, d] = weight[d] * (x[r, d] * rsqrt(mean_d(x[r, d]^2) + eps))
 Shapes     x [R, D] bf16 (`rmsnorm`) or f32 (`rmsnorm_f32`), weight [D] f32, eps a float -> y [R, D] bf16
-Precision  all in f32; the kernel sums squares in 256 strided parts, then as a tree; one rounding to bf16 at the end.
+Precision  all in f32; the kernel sums squares in 128 strided parts, then as a tree; one rounding to bf16 at the end.
            f32 rows are rounded to bf16 first: the released compressor does so between its pooling and its norm
-Launch     grid R, block 256; 1 KiB of shared memory
+Launch     grid R, block 128; 512 bytes of shared memory
 Moves      bf16 in: 4 R D bytes (f32 in: 6 R D); the weight's 4 D stay in cache
 Errors     ValueError when an array's dtype, shape or layout is not as above
 Source     steps 1, 3, 4 and 5 of the layer: q_norm, kv_norm, the compressor's norm, the indexer's k_norm
@@ -13,13 +13,14 @@ Source     steps 1, 3, 4 and 5 of the layer: q_norm, kv_norm, the compressor's n
 import math
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, uint16
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
 from dsv41_numba.ops.checks import check_array
 from dsv41_numba.runtime.backend import empty, launch
 
-THREADS = 256  # a power of two: the tree halves it
+THREADS = 128  # a power of two: the tree halves it
+AHEAD = 4  # columns that a thread fetches before it stores one
 
 
 def rmsnorm_ref(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -52,37 +53,71 @@ def block_sum(part, partial):
 
 @cuda.jit
 def rmsnorm_kernel(x, weight, eps, y):
-    """One block a row; thread t owns columns t, t + 256, ..."""
+    """One block a row; thread t owns columns t, t + 128, ...
+
+    A store ends what the compiler can fetch in advance, since y might be x for all it knows: the last loop fetches 4
+    columns before it stores one.
+    """
     partial = cuda.shared.array(THREADS, float32)
+    x_bits = cuda.local.array(AHEAD, uint16)
+    gain = cuda.local.array(AHEAD, float32)
     r = cuda.blockIdx.x
+    # the mask changes nothing, but tells the compiler that no index is negative: Numba would add the axis' length to it
+    t = cuda.threadIdx.x & (THREADS - 1)
     D = x.shape[1]
     # ref: mean = (x * x).mean(-1, keepdims=True, dtype=np.float32)
     part = float32(0.0)
-    for d in range(cuda.threadIdx.x, D, THREADS):
+    d = t
+    while d < D:
         x_d = decode_bf16(x[r, d])
         part += x_d * x_d
+        d += THREADS
     mean = block_sum(part, partial) / float32(D)
     # ref: scale = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
     scale = float32(1.0) / math.sqrt(mean + eps)
     # ref: return as_bf16(weight * (x * scale))
-    for d in range(cuda.threadIdx.x, D, THREADS):
-        y[r, d] = encode_bf16(weight[d] * (decode_bf16(x[r, d]) * scale))
+    d0 = t
+    while d0 < D:
+        for i in range(AHEAD):
+            d = d0 + i * THREADS
+            if d < D:
+                x_bits[i] = x[r, d]
+                gain[i] = weight[d]
+        for i in range(AHEAD):
+            d = d0 + i * THREADS
+            if d < D:
+                y[r, d] = encode_bf16(gain[i] * (decode_bf16(x_bits[i]) * scale))
+        d0 += AHEAD * THREADS
 
 
 @cuda.jit
 def rmsnorm_f32_kernel(x, weight, eps, y):
     """`rmsnorm_kernel` for f32 rows, each number rounded to bf16 as it is read."""
     partial = cuda.shared.array(THREADS, float32)
-    r = cuda.blockIdx.x
+    x_row = cuda.local.array(AHEAD, float32)
+    gain = cuda.local.array(AHEAD, float32)
+    r, t = cuda.blockIdx.x, cuda.threadIdx.x & (THREADS - 1)
     D = x.shape[1]
     part = float32(0.0)
-    for d in range(cuda.threadIdx.x, D, THREADS):
+    d = t
+    while d < D:
         x_d = decode_bf16(encode_bf16(x[r, d]))
         part += x_d * x_d
+        d += THREADS
     mean = block_sum(part, partial) / float32(D)
     scale = float32(1.0) / math.sqrt(mean + eps)
-    for d in range(cuda.threadIdx.x, D, THREADS):
-        y[r, d] = encode_bf16(weight[d] * (decode_bf16(encode_bf16(x[r, d])) * scale))
+    d0 = t
+    while d0 < D:
+        for i in range(AHEAD):
+            d = d0 + i * THREADS
+            if d < D:
+                x_row[i] = x[r, d]
+                gain[i] = weight[d]
+        for i in range(AHEAD):
+            d = d0 + i * THREADS
+            if d < D:
+                y[r, d] = encode_bf16(gain[i] * (decode_bf16(encode_bf16(x_row[i])) * scale))
+        d0 += AHEAD * THREADS
 
 
 def rmsnorm(x, weight, eps: float):

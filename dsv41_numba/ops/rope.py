@@ -9,7 +9,7 @@ Shapes     x [T, H, D] bf16, D even; cos, sin [P, R / 2] f32, R <= D; start_pos 
 Precision  f32 products and their f32 sum, each rounded (no fused multiply-add), then one rounding to bf16: every bit is
            fixed. The table too: f32 freq, f32 angle, and cos and sin of that angle as `cos_sin` says. At far positions
            the rounding of freq and angle is far from exact arithmetic (1e-3), and is part of the contract.
-Launch     grid ceil(T H / 8), block (32, 8): a warp a head, lane j takes the pairs j, j + 32, ...
+Launch     grid (T, ceil(H / 8)), block (32, min(H, 8)): a warp a head, lane j takes the pairs j, j + 32, ...
 Moves      4 T H D bytes, and 4 T R of the table
 Errors     ValueError when an array's dtype, shape or layout is not as above, or a position lies outside the table
 Source     steps 2, 3, 5, 6, 9 and (inverse) 12 of the layer
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from dsv41_numba.config import AttnV41Cfg
 
 WARP = 32
-HEADS_PER_BLOCK = 8
+HEADS_PER_BLOCK = 8  # at most
+AHEAD = 4  # pairs that a thread fetches before it stores one
 
 # pi / 2 in two f64 parts; the first has 33 bits, so that its product with a number of quarter turns below 2^20 is exact
 HALF_PI_HIGH = float.fromhex("0x1.921fb544p+0")
@@ -154,32 +155,48 @@ def check_positions(cos: Any, T: int, start_pos: int, step: int) -> None:
         )
 
 
+@cuda.jit(device=True)
+def turn_pair(pair, c, s):
+    """One pair turned by the angle with this cosine and sine."""
+    even = decode_bf16(uint16(pair & uint32(0xFFFF)))
+    odd = decode_bf16(uint16(pair >> uint32(16)))
+    # the libdevice calls keep the compiler from fusing a product and the sum, which would round once less
+    # ref: y[..., D - 2 * cos.shape[1] :: 2] = as_bf16(even * c - odd * s)
+    new_even = cuda.libdevice.fsub_rn(cuda.libdevice.fmul_rn(even, c), cuda.libdevice.fmul_rn(odd, s))
+    # ref: y[..., D - 2 * cos.shape[1] + 1 :: 2] = as_bf16(even * s + odd * c)
+    new_odd = cuda.libdevice.fadd_rn(cuda.libdevice.fmul_rn(even, s), cuda.libdevice.fmul_rn(odd, c))
+    return uint32(uint32(encode_bf16(new_even)) | (uint32(encode_bf16(new_odd)) << uint32(16)))
+
+
 @cuda.jit
 def rope_kernel(x, cos, sin, turn, start_pos, step, y):
-    """Thread row (32 threads) a head. x and y hold a pair in each uint32, the even entry in its low half."""
-    row = cuda.blockIdx.x * HEADS_PER_BLOCK + cuda.threadIdx.y
-    H = x.shape[1]
+    """Thread row (32 threads) a head. x and y hold a pair in each uint32, the even entry in its low half.
+
+    A thread fetches 4 pairs before it stores one: y might be x for all that the compiler knows, so it moves no load
+    before a store, and a single load at a time leaves memory idle.
+    """
+    fetched = cuda.local.array(AHEAD, uint32)
+    t = cuda.blockIdx.x
+    h = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     pairs = x.shape[2]
     copied = pairs - cos.shape[1]
-    if row < x.shape[0] * H:
-        t = row // H
-        h = row % H
-        # ref: pos = start_pos + np.arange(T) * step
-        pos = start_pos + t * step
-        for p in range(cuda.threadIdx.x, pairs, WARP):
-            pair = x[t, h, p]
-            if p >= copied:
-                even = decode_bf16(uint16(pair & uint32(0xFFFF)))
-                odd = decode_bf16(uint16(pair >> uint32(16)))
-                c = cos[pos, p - copied]
-                s = turn * sin[pos, p - copied]
-                # the libdevice calls keep the compiler from fusing a product and the sum, which would round once less
-                # ref: y[..., D - 2 * cos.shape[1] :: 2] = as_bf16(even * c - odd * s)
-                new_even = cuda.libdevice.fsub_rn(cuda.libdevice.fmul_rn(even, c), cuda.libdevice.fmul_rn(odd, s))
-                # ref: y[..., D - 2 * cos.shape[1] + 1 :: 2] = as_bf16(even * s + odd * c)
-                new_odd = cuda.libdevice.fadd_rn(cuda.libdevice.fmul_rn(even, s), cuda.libdevice.fmul_rn(odd, c))
-                pair = uint32(uint32(encode_bf16(new_even)) | (uint32(encode_bf16(new_odd)) << uint32(16)))
-            y[t, h, p] = pair
+    # the mask changes nothing, but tells the compiler that no index is negative: Numba would add the axis' length to it
+    p0 = cuda.threadIdx.x & (WARP - 1)
+    # ref: pos = start_pos + np.arange(T) * step
+    pos = start_pos + t * step
+    if h < x.shape[1]:
+        while p0 < pairs:
+            for i in range(AHEAD):
+                p = p0 + i * WARP
+                if p < pairs:
+                    fetched[i] = x[t, h, p]
+            for i in range(AHEAD):
+                p = p0 + i * WARP
+                if p < copied:
+                    y[t, h, p] = fetched[i]
+                elif p < pairs:
+                    y[t, h, p] = turn_pair(fetched[i], cos[pos, p - copied], turn * sin[pos, p - copied])
+            p0 += WARP * AHEAD
 
 
 def rope(x, cos, sin, start_pos: int, step: int = 1):
@@ -206,7 +223,8 @@ def _launch(x, cos, sin, turn: np.float32, start_pos: int, step: int):
     if T * H * D > 0:  # a grid of 0 blocks is a launch error
         # pairs as uint32: one load and one store a pair, twice as wide
         args = (x.view(np.uint32), cos, sin, turn, start_pos, step, y.view(np.uint32))
-        launch(rope_kernel, -(-T * H // HEADS_PER_BLOCK), (WARP, HEADS_PER_BLOCK), *args)
+        heads = min(H, HEADS_PER_BLOCK)
+        launch(rope_kernel, (T, -(-H // heads)), (WARP, heads), *args)
     return y
 
 

@@ -17,6 +17,6 @@ because `ptx` needs numba-cuda and the package must work without it.
 import dataclasses
 
 from dsv41_numba.ops import PLAIN
-from dsv41_numba.tuned.linear import grouped_linear, linear
+from dsv41_numba.tuned import linear
 
-TUNED = dataclasses.replace(PLAIN, name="tuned", linear=linear, grouped_linear=grouped_linear)
+TUNED = dataclasses.replace(PLAIN, name="tuned", linear=linear.linear, grouped_linear=linear.grouped_linear)

@@ -33,8 +33,9 @@ from typing import Any
 
 from numba import cuda, types, uint32
 
+from dsv41_numba.ops.checks import address
 from dsv41_numba.tuned.cluster_launch import Launch, compiled, tensor_map
-from dsv41_numba.tuned.operands import Sizes, address, grouped_linear_by, linear_by, on_16_bytes, sizes
+from dsv41_numba.tuned.operands import Sizes, grouped_linear_by, linear_by, on_16_bytes, sizes
 from dsv41_numba.tuned.ptx import (
     DESCRIPTOR_LOW,
     accumulators,

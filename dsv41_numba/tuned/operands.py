@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dsv41_numba.ops.checks import check_array
+from dsv41_numba.ops.checks import address, check_array
 from dsv41_numba.runtime.backend import empty
 
 Rung = Callable[[Any, Any, int, Any], None]  # rung(x, weight, groups, y) fills y, which is not empty
@@ -57,11 +57,6 @@ def grouped_linear_by(rung: Rung, o: Any, weight: Any, n_groups: int) -> Any:
     if og.size > 0:
         rung(o.reshape(T, H * D), weight, n_groups, og.reshape(T, weight.shape[0]))
     return og
-
-
-def address(array: Any) -> int:
-    """Where an array's first element lies, on the device or, on the emulator, on the host."""
-    return array.ctypes.data if isinstance(array, np.ndarray) else array.device_ctypes_pointer.value
 
 
 def on_16_bytes(*arrays: Any) -> bool:

@@ -4,19 +4,34 @@ from wrong import Fault
 
 LAST_LINES = """\
     scale = {decode}({encode}(amax / float32(6.0)))
-    if i < N:
-        y[i] = {value}
+    if i < words:
+        low, high = {round_trip}(word & uint32(0xFFFF), {scale}), {round_trip}(word >> uint32(16), {scale})
 """
-RIGHT = "e2m1_round_trip(x_bits, scale)"
-WRONG = "encode_bf16(decode_e2m1(encode_e2m1(decode_bf16(x_bits) / (amax / float32(6.0)))) * scale)"
+HELPER = """\
+@cuda.jit(device=True)
+def e2m1_round_trip(x_bits, scale):
+"""
+LATE = """\
+@cuda.jit(device=True)
+def late_round_trip(x_bits, exact, scale):
+    return uint32(encode_bf16(decode_e2m1(encode_e2m1(decode_bf16(x_bits) / exact)) * scale))
+
+
+"""
 
 FAULT = Fault(
     module="dsv41_numba.ops.quant_fp4",
-    changes={
-        LAST_LINES.format(decode=f"decode_{scale}", encode=f"encode_{scale}", value=RIGHT): LAST_LINES.format(
-            decode=f"decode_{scale}", encode=f"encode_{scale}", value=WRONG
+    changes={HELPER: LATE + HELPER}
+    | {
+        LAST_LINES.format(
+            decode=f"decode_{kind}", encode=f"encode_{kind}", round_trip="e2m1_round_trip", scale="scale"
+        ): LAST_LINES.format(
+            decode=f"decode_{kind}",
+            encode=f"encode_{kind}",
+            round_trip="late_round_trip",
+            scale="amax / float32(6.0), scale",
         )
-        for scale in ("e8m0", "e4m3")
+        for kind in ("e8m0", "e4m3")
     },
     replaces=(
         "dsv41_numba.ops.quant_fp4.fp4_round_trip_e8m0_kernel",

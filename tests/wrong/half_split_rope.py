@@ -6,21 +6,19 @@ FAULT = Fault(
     module="dsv41_numba.ops.rope",
     changes={
         """\
-                c = cos[pos, p - copied]
-                s = turn * sin[pos, p - copied]
+                    y[t, h, p] = turn_pair(fetched[i], cos[pos, p - copied], turn * sin[pos, p - copied])
 """: """\
-                half = cos.shape[1] // 2
-                low = p - copied < half
-                mate = x[t, h, p + half if low else p - half]
-                i = 2 * (p - copied if low else p - copied - half)
-                sign = -turn if low else turn
-""",
-        "cuda.libdevice.fsub_rn(cuda.libdevice.fmul_rn(even, c), cuda.libdevice.fmul_rn(odd, s))": (
-            "even * cos[pos, i] + decode_bf16(uint16(mate & uint32(0xFFFF))) * sign * sin[pos, i]"
-        ),
-        "cuda.libdevice.fadd_rn(cuda.libdevice.fmul_rn(even, s), cuda.libdevice.fmul_rn(odd, c))": (
-            "odd * cos[pos, i + 1] + decode_bf16(uint16(mate >> uint32(16))) * sign * sin[pos, i + 1]"
-        ),
+                    half = cos.shape[1] // 2
+                    low = p - copied < half
+                    mate = x[t, h, p + half if low else p - half]
+                    j = 2 * (p - copied if low else p - copied - half)
+                    sign = -turn if low else turn
+                    even, even_mate = decode_bf16(fetched[i] & uint32(0xFFFF)), decode_bf16(mate & uint32(0xFFFF))
+                    odd, odd_mate = decode_bf16(fetched[i] >> uint32(16)), decode_bf16(mate >> uint32(16))
+                    new_even = even * cos[pos, j] + even_mate * sign * sin[pos, j]
+                    new_odd = odd * cos[pos, j + 1] + odd_mate * sign * sin[pos, j + 1]
+                    y[t, h, p] = uint32(encode_bf16(new_even)) | uint32(encode_bf16(new_odd)) << uint32(16)
+"""
     },
     replaces=("dsv41_numba.ops.rope.rope_kernel",),
 )
