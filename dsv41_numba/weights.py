@@ -114,8 +114,8 @@ def tensor_specs(cfg: AttnV41Cfg, role: LayerRole) -> dict[str, TensorSpec]:
     return specs
 
 
-def _assemble(arrays: Mapping[str, np.ndarray]) -> AttnV41LayerWeights:
-    """The dataclasses of the arrays of `tensor_specs`."""
+def assemble(arrays: Mapping[str, Any]) -> AttnV41LayerWeights:
+    """The dataclasses of the arrays of `tensor_specs`, wherever those live."""
 
     def part(prefix: str) -> dict[str, Any]:
         return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
@@ -186,7 +186,7 @@ class Checkpoint:
             weight = self._stored(places[_weight_name(name)])
             scale = self._stored(places[f"{name}.scale"]) if f"{name}.scale" in places else None
             arrays[name] = _convert(weight, scale, spec, self.cfg.weight_block)
-        return _assemble(arrays)
+        return assemble(arrays)
 
     def _check_names(self, layer: int, specs: Mapping[str, TensorSpec], places: Mapping[str, _Place]) -> None:
         """Refuse a layer that lacks a tensor of its role, or has one that its role does not have."""
@@ -391,4 +391,4 @@ def random_weights(cfg: AttnV41Cfg, layer: int, seed_base: int = 41_000_000) -> 
             values = 1 + 0.1 * values
         narrowed = values.astype(np.float32)
         arrays[name] = as_bf16(narrowed) if spec.dtype == "bf16" else narrowed
-    return _assemble(arrays)
+    return assemble(arrays)

@@ -14,7 +14,7 @@ from dsv41_numba.layer import AttnV41Run, RopeTable, forward
 from dsv41_numba.ops import PLAIN, Ops
 from dsv41_numba.ops.rope import freqs_table, rope_freqs, yarn_freqs
 from dsv41_numba.roles import LayerRole, roles
-from dsv41_numba.weights import AttnV41LayerWeights, CompressorWeights, IndexerWeights, tensor_specs
+from dsv41_numba.weights import AttnV41LayerWeights, assemble, tensor_specs
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,7 @@ def random_layer_weights(cfg: AttnV41Cfg, role: LayerRole, draw: Draw) -> AttnV4
     for name, spec in tensor_specs(cfg, role).items():
         scale = spec.shape[-1] ** -0.5 if len(spec.shape) == 2 else 1.0
         arrays[name] = (draw.bf16 if spec.dtype == "bf16" else draw.f32)(*spec.shape, scale=scale)
-
-    def part(prefix: str) -> dict[str, Any]:
-        return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-    compressor, indexer = part("compressor."), part("indexer.")
-    return AttnV41LayerWeights(
-        **{name: array for name, array in arrays.items() if "." not in name},
-        compressor=CompressorWeights(**compressor) if compressor else None,
-        indexer=IndexerWeights(**indexer) if indexer else None,
-    )
+    return assemble(arrays)
 
 
 def filled_state(cfg: AttnV41Cfg, role: LayerRole, pos: int, draw: Draw) -> AttnV41LayerState:

@@ -16,6 +16,8 @@ sliced out or put together: blockIdx.z is the group, and the kernel adds the gro
 tokens that kernel is `linear_few_kernel`, which knows groups.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import cuda, float32
 
@@ -56,8 +58,8 @@ def grouped_linear_kernel(o, weight, og):
         og[m, g, n0 + tx] = encode_bf16(og_mn)
 
 
-def grouped_linear(o, weight, n_groups: int):
-    """o [T, H, D] bf16 bits, weight [n_groups * rank, H / n_groups * D] bf16 bits -> [T, n_groups, rank] bf16 bits."""
+def check_groups(o: Any, weight: Any, n_groups: int) -> tuple[int, int, int]:
+    """Refuse operands of a grouped linear that do not fit, as the contract says; T, H and D of o."""
     check_array("o", o, np.uint16, (None, None, None))
     T, H, D = o.shape
     if n_groups < 1 or H % n_groups != 0:
@@ -65,6 +67,12 @@ def grouped_linear(o, weight, n_groups: int):
     check_array("weight", weight, np.uint16, (None, H // n_groups * D))
     if weight.shape[0] % n_groups != 0:
         raise ValueError(f"weight: expected a multiple of {n_groups} rows, one set a group, got {weight.shape[0]}")
+    return T, H, D
+
+
+def grouped_linear(o, weight, n_groups: int):
+    """o [T, H, D] bf16 bits, weight [n_groups * rank, H / n_groups * D] bf16 bits -> [T, n_groups, rank] bf16 bits."""
+    T, H, D = check_groups(o, weight, n_groups)
     rank = weight.shape[0] // n_groups
     og = empty((T, n_groups, rank), np.uint16)
     if few_fit(o, weight, T, rank):

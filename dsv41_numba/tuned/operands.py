@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dsv41_numba.ops.checks import address, check_array
+from dsv41_numba.ops.grouped_linear import check_groups
 from dsv41_numba.runtime.backend import empty
 
 Rung = Callable[[Any, Any, int, Any], None]  # rung(x, weight, groups, y) fills y, which is not empty
@@ -46,13 +47,7 @@ def linear_by(rung: Rung, x: Any, weight: Any) -> Any:
 
 def grouped_linear_by(rung: Rung, o: Any, weight: Any, n_groups: int) -> Any:
     """o [T, H, D] bf16 bits, weight [n_groups * rank, H / n_groups * D] bf16 bits -> [T, n_groups, rank] bf16 bits."""
-    check_array("o", o, np.uint16, (None, None, None))
-    T, H, D = o.shape
-    if n_groups < 1 or H % n_groups != 0:
-        raise ValueError(f"n_groups: expected a divisor of the {H} heads of o, got {n_groups}")
-    check_array("weight", weight, np.uint16, (None, H // n_groups * D))
-    if weight.shape[0] % n_groups != 0:
-        raise ValueError(f"weight: expected a multiple of {n_groups} rows, one set a group, got {weight.shape[0]}")
+    T, H, D = check_groups(o, weight, n_groups)
     og = empty((T, n_groups, weight.shape[0] // n_groups), np.uint16)
     if og.size > 0:
         rung(o.reshape(T, H * D), weight, n_groups, og.reshape(T, weight.shape[0]))
