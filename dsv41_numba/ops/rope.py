@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WARP = 32
 HEADS_PER_BLOCK = 8  # at most
 AHEAD = 4  # pairs that a thread fetches before it stores one
+TABLE_POSITIONS = 8192  # made at a time: the f64 arrays on the way to a million positions would take gigabytes
 
 # pi / 2 in two f64 parts; the first has 33 bits, so that its product with a number of quarter turns below 2^20 is exact
 HALF_PI_HIGH = float.fromhex("0x1.921fb544p+0")
@@ -103,7 +104,11 @@ def cos_sin(angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def freqs_table(freqs: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """freqs [R / 2] f32, positions [P] int -> cos, sin [P, R / 2] f32."""
-    return cos_sin(positions.astype(np.float32)[:, None] * freqs)
+    cos, sin = (np.empty((len(positions), len(freqs)), np.float32) for _ in range(2))
+    for p0 in range(0, len(positions), TABLE_POSITIONS):
+        part = slice(p0, p0 + TABLE_POSITIONS)
+        cos[part], sin[part] = cos_sin(positions[part].astype(np.float32)[:, None] * freqs)
+    return cos, sin
 
 
 def rope_table(cfg: "AttnV41Cfg", compressed: bool) -> tuple[np.ndarray, np.ndarray]:
