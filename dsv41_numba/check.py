@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from dsv41_numba.compare import ordered
+from dsv41_numba.compare import APART, ordered
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.layer import AttnV41Run
 from dsv41_numba.ops import Ops
 from dsv41_numba.recording import Recording, RecordingError, stage_order
-from dsv41_numba.roles import LayerRole
+from dsv41_numba.roles import LayerRole, roles
 from dsv41_numba.rules import FLIPS_ALLOWED, RULES, SELECTION_STEPS, bit_patterns, steps_apart, with_bits
 from dsv41_numba.stack import AttnV41, Step
 from dsv41_numba.weights import AttnV41LayerWeights
@@ -68,6 +68,11 @@ class Tally:
             return 0.0
         return (self.error_squared / self.norm_squared) ** 0.5 if self.norm_squared > 0 else float("inf")
 
+    @property
+    def worst(self) -> str:
+        """The worst steps as a number, or "apart" where no number of steps means anything."""
+        return "apart" if self.worst_steps >= APART else str(self.worst_steps)
+
     def add(self, other: "Tally") -> None:
         """Take in another tally of the same stage."""
         for name in ("elements", "differ", "flips", "rows_differ", "not_judged", "error_squared", "norm_squared"):
@@ -75,6 +80,12 @@ class Tally:
         if other.worst_steps > self.worst_steps:
             self.worst_steps, self.worst_at = other.worst_steps, other.worst_at
         self.mismatch = self.mismatch or other.mismatch
+
+
+def worst_number(tallies: Iterable[Tally]) -> Tally | None:
+    """Of the stages that are counted in bf16 steps the one that is furthest off; None if none is off at all."""
+    numbers = [tally for tally in tallies if RULES[tally.stage].kind == "bf16" and tally.worst_steps]
+    return max(numbers, key=lambda tally: tally.worst_steps, default=None)
 
 
 @dataclass
@@ -114,15 +125,15 @@ def check(
         raise RecordingError(
             f"{recording.path}: expected layers within 0..{cfg.n_layers - 1}, got layer {recording.layers[-1]}"
         )
-    model = AttnV41(cfg, weights, ops, index_keys, layers=())
-    runnable = _with_sources(recording.runnable, model.roles)
+    runnable = _with_sources(recording.runnable, roles(cfg))
     judged = set(recording.layers if layers is None else layers) & set(runnable)
     if not judged:
         raise RecordingError(f"{recording.path}: expected a layer to judge, got none of {sorted(recording.layers)}")
     report = Report(skipped_layers=tuple(sorted(set(recording.layers) - set(runnable))))
+    model = AttnV41(cfg, weights, ops, index_keys, layers=runnable)
     total, done = 2 * len(recording.steps) * len(runnable), 0
     for judge_type, tallies in ((Alone, report.alone), (Chained, report.chained)):
-        judge = judge_type(recording, AttnV41(cfg, weights, ops, index_keys, layers=runnable), judged)
+        judge = judge_type(recording, model, judged)
         for _ in judge.replay():
             done += 1
             progress(done / total)
@@ -130,11 +141,11 @@ def check(
     return report
 
 
-def _with_sources(layers: Iterable[int], roles: tuple[LayerRole, ...]) -> tuple[int, ...]:
+def _with_sources(layers: Iterable[int], all_roles: tuple[LayerRole, ...]) -> tuple[int, ...]:
     """Those layers whose sources are there too."""
     kept: set[int] = set()
     for layer in sorted(layers):
-        role = roles[layer]
+        role = all_roles[layer]
         needed = {role.kv_source, role.index_source, role.obeys_candidates} - {None, layer}
         if needed <= kept:
             kept.add(layer)
@@ -165,7 +176,8 @@ class Judge:
         self.tallies: dict[tuple[int, str], Tally] = {}
 
     def replay(self) -> Iterator[tuple[str, Step]]:
-        """Run every step of the recording through the model, yielding (step name, layer's step) as they happen."""
+        """Run every step of the recording, from empty caches, yielding (step name, layer's step) as they happen."""
+        self.model.reset()
         for step in self.recording.steps:
             x = {layer: self.recording.get(layer, step, "x") for layer in self.model.layers}
             for done in self.model.walk(x, functools.partial(_JudgedRun, self, step)):

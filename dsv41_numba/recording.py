@@ -64,7 +64,7 @@ class Recording:
             raise RecordingError(f"{self.path}: expected the steps {' '.join(self.steps)}, got {sorted(own_steps)}")
         self.layers = tuple(sorted({layer for layer, _ in self.captured}))
         self.runnable = self._runnable()
-        self.n_prefill = int(self._x_shape(self.runnable[0], "p")[0])
+        self.n_prefill = self.get(self.runnable[0], "p", "x").shape[0]
 
     def _find_base(self) -> pathlib.Path:
         base = self.path.with_name(self.path.stem.rpartition("-")[0] + self.path.suffix)
@@ -77,9 +77,7 @@ class Recording:
 
     def _runnable(self) -> tuple[int, ...]:
         """The layers whose input x is known in every step."""
-        layers = {layer for layer, step in self.captured if step == "p"} | set(self.layers)
-        if self._base is not None:
-            layers |= set(self._base.layers)
+        layers = set(self.layers) | (set(self._base.layers) if self._base else set())
         runnable = tuple(
             layer for layer in sorted(layers) if all(self._holder(layer, step, "x") for step in self.steps)
         )
@@ -94,9 +92,6 @@ class Recording:
         if self._base is not None and (step == "p" or name == "x"):
             return self._base._holder(layer, step, name)
         return None
-
-    def _x_shape(self, layer: int, step: str) -> tuple[int, ...]:
-        return self.get(layer, step, "x").shape
 
     def has(self, layer: int, step: str, name: str) -> bool:
         """Whether the tensor is recorded, here or in the base."""

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from dsv41_numba.check import Report, Tally
-from dsv41_numba.compare import APART
+from dsv41_numba.check import Report, Tally, worst_number
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.ops import Ops
 from dsv41_numba.recording import Recording
@@ -98,10 +97,8 @@ def print_check(result: Report, recording: Recording, ops: str, console: Console
     for judgement, mismatch in mismatches:
         console.print(f"[bold red]mismatch[/] {judgement}: {mismatch}", soft_wrap=True)
     judged = [tally for tally in tallies if tally.elements]
-    worst = max(
-        (tally for tally in judged if RULES[tally.stage].kind == "bf16"), key=lambda t: t.worst_steps, default=None
-    )
-    at = f"{worst.worst_steps} ({worst.stage}, {worst.worst_at})" if worst and worst.worst_steps else "0"
+    worst = worst_number(judged)
+    at = f"{worst.worst} ({worst.stage}, {worst.worst_at})" if worst else "0"
     console.print(
         f"{'FAIL' if mismatches else 'ok'}: {len(judged)} stages, {sum(tally.elements for tally in judged)} elements "
         f"compared, worst bf16 steps {at}, {sum(tally.flips for tally in tallies)} codes flipped alone, "
@@ -125,9 +122,8 @@ def _alone_cells(tally: Tally | None, rule: Rule) -> tuple[str, ...]:
     if tally is None or not tally.elements:
         return "-", "-", "-", "not judged" if tally and tally.not_judged else ""
     unit = {"bf16": "steps", "f32": "units", "codes": "codes"}.get(rule.kind, "")
-    worst = "apart" if tally.worst_steps >= APART else str(tally.worst_steps)
-    allowed = f"{worst}, {1 if rule.kind == 'codes' else rule.steps} {unit}" if unit else f"{worst}, exact"
-    return str(tally.elements), str(tally.differ), allowed, _verdict(tally)
+    allowed = f"{1 if rule.kind == 'codes' else rule.steps} {unit}" if unit else "exact"
+    return str(tally.elements), str(tally.differ), f"{tally.worst}, {allowed}", _verdict(tally)
 
 
 def _chained_cells(tally: Tally | None, rule: Rule) -> tuple[str, ...]:

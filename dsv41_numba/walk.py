@@ -14,15 +14,13 @@ import numpy as np
 from rich.console import Console
 
 from dsv41_numba import report
-from dsv41_numba.check import Alone
-from dsv41_numba.compare import APART
+from dsv41_numba.check import Alone, worst_number
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.data import golden
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import Ops
 from dsv41_numba.ops import table as op_table
 from dsv41_numba.recording import STAGES, Recorder, Recording
-from dsv41_numba.rules import RULES
 from dsv41_numba.runtime import backend
 from dsv41_numba.stack import AttnV41, Step
 from dsv41_numba.weights import Checkpoint
@@ -85,9 +83,8 @@ def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
     for layer in model.layers if args.layer is None else [args.layer]:
         tallies = [tally for (owner, _), tally in judge.tallies.items() if owner == layer]
         compared = sum(tally.elements for tally in tallies)
-        numbers = [tally for tally in tallies if RULES[tally.stage].kind == "bf16"]
-        worst = max(numbers, key=lambda tally: tally.worst_steps, default=None)
-        mark = f"{_steps(worst.worst_steps)} {worst.stage}" if worst and worst.worst_steps else "0"
+        worst = worst_number(tallies)
+        mark = f"{worst.worst} {worst.stage}" if worst else "0"
         spent = sum(tour.seconds[layer, name] for name in shown_steps)
         table.add_row(*report.layer_cells(model.roles[layer]), str(compared), mark, f"{1e3 * spent:.1f}",
                       end_section=layer + 1 in cfg.kv_sources)  # fmt: skip
@@ -197,7 +194,3 @@ def _title(ops: Ops, args: argparse.Namespace, steps: Iterable[str]) -> str:
     steps = tuple(steps)
     span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     return f"{what}, {ops.name} ops on the {_machine(ops)}, {span}"
-
-
-def _steps(worst: int) -> str:
-    return "apart" if worst >= APART else str(worst)
