@@ -42,7 +42,9 @@ class Source:
 
 SOURCES = {
     # of the plain file what a product of this size needs: not its reference, nor its f32 and its few-token kernel
-    "plain": Source(("ops/linear.py",), ("add_tile", "linear_kernel", "linear", "_checked_output")),
+    "plain": Source(
+        ("ops/linear.py",), ("dot_in_tile", "add_tile", "total", "linear_kernel", "linear", "_checked_output")
+    ),
     "fma": Source(("tuned/linear_fma.py",)),
     "mma": Source(("tuned/linear_mma.py",)),
     "wgmma": Source(("tuned/linear_wgmma.py", "tuned/cluster_launch.py")),

@@ -23,7 +23,7 @@ from numba import cuda, float32
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
 from dsv41_numba.ops.checks import check_array
-from dsv41_numba.ops.linear import PADDED, TILE, add_tile, few_fit, launch_few
+from dsv41_numba.ops.linear import PADDED, SUMS, TILE, add_tile, few_fit, launch_few, total
 from dsv41_numba.runtime.backend import empty, launch
 
 
@@ -41,21 +41,22 @@ def grouped_linear_kernel(o, weight, og):
     """`linear_kernel` for group blockIdx.z, on columns g * K .. (g + 1) * K - 1 of o, here seen as [T, H * D]."""
     x_tile = cuda.shared.array((TILE, TILE), float32)
     weight_tile = cuda.shared.array((TILE, PADDED), float32)
+    sums = cuda.local.array(SUMS, float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
     g = cuda.blockIdx.z
     M, N, K = og.shape[0], og.shape[2], weight.shape[1]
     m, n0 = cuda.blockIdx.x * TILE + ty, cuda.blockIdx.y * TILE
     # ref: og = np.stack([heads[:, g] @ matrices[g].T for g in range(n_groups)], axis=1)
-    og_mn = float32(0.0)
+    sums[0] = sums[1] = sums[2] = sums[3] = float32(0.0)
     for k0 in range(0, K, TILE):
         # the edges are the group's: past them stand the numbers of the next group
         n, k = n0 + ty, k0 + tx
         x_tile[ty, tx] = decode_bf16(o[m, g * K + k]) if m < M and k < K else float32(0.0)
         weight_tile[ty, tx] = decode_bf16(weight[g * N + n, k]) if n < N and k < K else float32(0.0)
-        og_mn = add_tile(og_mn, x_tile, weight_tile)
+        add_tile(sums, x_tile, weight_tile)
     # ref: return as_bf16(og)
     if m < M and n0 + tx < N:
-        og[m, g, n0 + tx] = encode_bf16(og_mn)
+        og[m, g, n0 + tx] = encode_bf16(total(sums))
 
 
 def check_groups(o: Any, weight: Any, n_groups: int) -> tuple[int, int, int]:

@@ -2,9 +2,9 @@
 
 Math       y[m, n] = sum_k x[m, k] * weight[n, k]
 Shapes     x [M, K] bf16, weight [N, K] bf16 -> y [M, N] bf16 (`linear`); weight f32 -> y f32 (`linear_f32`)
-Precision  products and sums in f32: 4 columns in order, four such sums as two pairs, then 16 columns after 16 in order;
-           bf16 results are rounded once, at the end. Every bit of y[m] depends on x[m] and weight alone, whichever
-           kernel runs
+Precision  products and sums in f32: the 4 columns of a word in order, every fourth word in order into one of four sums,
+           and those as two pairs at the end; bf16 results are rounded once, after that. Every bit of y[m] depends on
+           x[m] and weight alone, whichever kernel runs
 Launch     grid (M / 16, N / 16), rounded up, block (16, 16); 2304 bytes of shared memory. `linear` with M <= 4, as in a
            decode step: grid (M, N / 4, 1), block 64; 4 KiB
 Moves      bf16 weight: 2 (M K + N K + M N) bytes; f32 weight: 2 M K + 4 (N K + M N)
@@ -37,6 +37,7 @@ TILE = 16  # rows and columns of a tile: 256 threads, two rows of a tile a warp
 PADDED = TILE + 4
 
 WORD = 4  # columns whose products are summed first: four bf16 are one load of 64 bits
+SUMS = 4  # word w goes to sum w mod 4: additions that do not wait for each other
 
 # linear_few_kernel:
 MAX_FEW = 4  # rows of x
@@ -68,13 +69,18 @@ def dot_in_tile(x_tile, weight_tile, k0):
 
 
 @cuda.jit(device=True)
-def add_tile(y, x_tile, weight_tile):
-    """y plus a row of x_tile times a row of weight_tile, 16 columns. Every thread of the block calls it."""
+def add_tile(sums, x_tile, weight_tile):
+    """Add the four words of a row of x_tile times a row of weight_tile. Every thread of the block calls it."""
     cuda.syncthreads()  # both tiles are filled before anyone reads them
-    left = dot_in_tile(x_tile, weight_tile, 0) + dot_in_tile(x_tile, weight_tile, 4)
-    right = dot_in_tile(x_tile, weight_tile, 8) + dot_in_tile(x_tile, weight_tile, 12)
+    for q in range(SUMS):
+        sums[q] += dot_in_tile(x_tile, weight_tile, q * WORD)
     cuda.syncthreads()  # everyone has read the tiles before anyone fills them again
-    return y + (left + right)
+
+
+@cuda.jit(device=True)
+def total(sums):
+    """The four sums of a number of y as one."""
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
 
 
 @cuda.jit
@@ -86,21 +92,22 @@ def linear_kernel(x, weight, y):
     """
     x_tile = cuda.shared.array((TILE, TILE), float32)
     weight_tile = cuda.shared.array((TILE, PADDED), float32)
+    sums = cuda.local.array(SUMS, float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
     M, K = x.shape
     N = weight.shape[0]
     m, n0 = cuda.blockIdx.x * TILE + ty, cuda.blockIdx.y * TILE
     # ref: y = x.astype(np.float32) @ weight.astype(np.float32).T
-    y_mn = float32(0.0)
+    sums[0] = sums[1] = sums[2] = sums[3] = float32(0.0)
     for k0 in range(0, K, TILE):
         # to fill a tile, tx runs along K, the fastest axis of both matrices; past an edge zeros, which add nothing
         n, k = n0 + ty, k0 + tx
         x_tile[ty, tx] = decode_bf16(x[m, k]) if m < M and k < K else float32(0.0)
         weight_tile[ty, tx] = decode_bf16(weight[n, k]) if n < N and k < K else float32(0.0)
-        y_mn = add_tile(y_mn, x_tile, weight_tile)
+        add_tile(sums, x_tile, weight_tile)
     # ref: return as_bf16(y)
     if m < M and n0 + tx < N:
-        y[m, n0 + tx] = encode_bf16(y_mn)
+        y[m, n0 + tx] = encode_bf16(total(sums))
 
 
 @cuda.jit
@@ -108,19 +115,20 @@ def linear_f32_kernel(x, weight, y):
     """`linear_kernel` for an f32 weight: the compressor's projections stay f32 until its norm."""
     x_tile = cuda.shared.array((TILE, TILE), float32)
     weight_tile = cuda.shared.array((TILE, PADDED), float32)
+    sums = cuda.local.array(SUMS, float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
     M, K = x.shape
     N = weight.shape[0]
     m, n0 = cuda.blockIdx.x * TILE + ty, cuda.blockIdx.y * TILE
     # ref: return x.astype(np.float32) @ weight.T
-    y_mn = float32(0.0)
+    sums[0] = sums[1] = sums[2] = sums[3] = float32(0.0)
     for k0 in range(0, K, TILE):
         n, k = n0 + ty, k0 + tx
         x_tile[ty, tx] = decode_bf16(x[m, k]) if m < M and k < K else float32(0.0)
         weight_tile[ty, tx] = weight[n, k] if n < N and k < K else float32(0.0)
-        y_mn = add_tile(y_mn, x_tile, weight_tile)
+        add_tile(sums, x_tile, weight_tile)
     if m < M and n0 + tx < N:
-        y[m, n0 + tx] = y_mn
+        y[m, n0 + tx] = total(sums)
 
 
 @cuda.jit(device=True)
@@ -139,8 +147,8 @@ def linear_few_kernel(x, weight, y):
 
     x [M, G * K / 4] and weight [G * N, K / 4] are words of four bf16, y is [M, G, N]; G is 1, or the groups of a
     grouped linear. A thread asks for 4 words of 4 rows of weight, 128 bytes, before it uses one: what is on the way
-    from memory at a time decides the speed. It sums the products of each word, and 4 threads, one a row of weight, add
-    those sums to y in the order of `add_tile`.
+    from memory at a time decides the speed. It sums the products of each word, and 16 threads, one for each row of
+    weight and sum of `add_tile`, add those up in its order.
     blockIdx.x is the row of x, so that blocks which share weight run together and fetch it once from memory.
     """
     partial = cuda.shared.array((STEP, FEW_ROWS), float32)
@@ -150,7 +158,8 @@ def linear_few_kernel(x, weight, y):
     t = cuda.threadIdx.x & (FEW_THREADS - 1)
     m, n0, g = cuda.blockIdx.x, cuda.blockIdx.y * FEW_ROWS, cuda.blockIdx.z
     N, words = y.shape[2], weight.shape[1]
-    y_mn = float32(0.0)
+    row, q = t % FEW_ROWS, t // FEW_ROWS  # of an adding thread
+    part = float32(0.0)
     first = 0
     while first < words:
         for i in range(AHEAD):
@@ -167,15 +176,18 @@ def linear_few_kernel(x, weight, y):
                 if first + w < words:
                     partial[w, r] = dot_of_words(x_words[i], fetched[i, r])
         cuda.syncthreads()  # every word's sum is in place before it is added
-        if t < FEW_ROWS:
-            w = 0
+        if q < SUMS:
+            w = q
             while w < min(STEP, words - first):
-                y_mn += (partial[w, t] + partial[w + 1, t]) + (partial[w + 2, t] + partial[w + 3, t])
-                w += 4
+                part += partial[w, row]
+                w += SUMS
         cuda.syncthreads()  # they are added before the next ones overwrite them
         first += STEP
+    if q < SUMS:
+        partial[q, row] = part
+    cuda.syncthreads()  # all four sums of a number are in place
     if t < FEW_ROWS and n0 + t < N:
-        y[m, g, n0 + t] = encode_bf16(y_mn)
+        y[m, g, n0 + t] = encode_bf16(total(partial[:, t]))
 
 
 def linear(x, weight):

@@ -28,7 +28,7 @@ from numba import cuda, float32, uint32
 
 from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
 from dsv41_numba.runtime.backend import launch
-from dsv41_numba.tuned.operands import Sizes, grouped_linear_by, linear_by, on_16_bytes, sizes
+from dsv41_numba.tuned.operands import Sizes, on_16_bytes, sizes
 from dsv41_numba.tuned.ptx import load_16_bytes, load_16_bytes_once
 
 MAX_TOKENS = 4
@@ -153,13 +153,3 @@ def launch_decode(x: Any, weight: Any, groups: int, y: Any) -> None:
     blocks = -(-size.N // (ROWS[size.M] * (WARPS >> bits)))
     vectors = size.K // VECTOR if size.K % VECTOR == 0 and on_16_bytes(x, weight) else 0
     launch(kernel(size.M), (blocks, groups), THREADS, x, weight, size.N, bits, vectors, y)
-
-
-def linear_decode(x: Any, weight: Any) -> Any:
-    """x [M, K] bf16 bits, M from 1 to 4, weight [N, K] bf16 bits -> [M, N] bf16 bits, all device arrays."""
-    return linear_by(launch_decode, x, weight)
-
-
-def grouped_linear_decode(o: Any, weight: Any, n_groups: int) -> Any:
-    """o [T, H, D] bf16 bits, weight [n_groups * rank, H / n_groups * D] bf16 bits -> [T, n_groups, rank] bf16 bits."""
-    return grouped_linear_by(launch_decode, o, weight, n_groups)

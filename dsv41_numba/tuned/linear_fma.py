@@ -22,7 +22,7 @@ from numba import cuda, float32
 
 from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
 from dsv41_numba.runtime.backend import launch
-from dsv41_numba.tuned.operands import grouped_linear_by, linear_by, sizes
+from dsv41_numba.tuned.operands import sizes
 
 TILE = 128  # rows and columns of y a block
 SIDE = 16  # threads along each side of it
@@ -86,13 +86,3 @@ def launch_fma(x: Any, weight: Any, groups: int, y: Any) -> None:
     size = sizes(x, weight, groups)
     grid = (-(-size.M // TILE), -(-size.N // TILE), groups)
     launch(linear_fma_kernel, grid, (SIDE, SIDE), x, weight, groups, y)
-
-
-def linear_fma(x: Any, weight: Any) -> Any:
-    """x [M, K] bf16 bits, weight [N, K] bf16 bits -> [M, N] bf16 bits, all device arrays."""
-    return linear_by(launch_fma, x, weight)
-
-
-def grouped_linear_fma(o: Any, weight: Any, n_groups: int) -> Any:
-    """o [T, H, D] bf16 bits, weight [n_groups * rank, H / n_groups * D] bf16 bits -> [T, n_groups, rank] bf16 bits."""
-    return grouped_linear_by(launch_fma, o, weight, n_groups)

@@ -29,7 +29,7 @@ from typing import Any
 from numba import cuda, float32, uint16, uint32
 
 from dsv41_numba.runtime.backend import launch
-from dsv41_numba.tuned.operands import grouped_linear_by, linear_by, on_16_bytes, sizes
+from dsv41_numba.tuned.operands import on_16_bytes, sizes
 from dsv41_numba.tuned.ptx import (
     copies_commit,
     copies_wait_1,
@@ -183,13 +183,3 @@ def launch_mma(x: Any, weight: Any, groups: int, y: Any) -> None:
     aligned = on_16_bytes(x, weight) and size.K % CHUNK == 0
     grid = (-(-size.M // TILE), -(-size.N // TILE), groups)
     launch(kernel(aligned), grid, THREADS, x, weight, groups, y)
-
-
-def linear_mma(x: Any, weight: Any) -> Any:
-    """x [M, K] bf16 bits, weight [N, K] bf16 bits -> [M, N] bf16 bits, all device arrays."""
-    return linear_by(launch_mma, x, weight)
-
-
-def grouped_linear_mma(o: Any, weight: Any, n_groups: int) -> Any:
-    """o [T, H, D] bf16 bits, weight [n_groups * rank, H / n_groups * D] bf16 bits -> [T, n_groups, rank] bf16 bits."""
-    return grouped_linear_by(launch_mma, o, weight, n_groups)

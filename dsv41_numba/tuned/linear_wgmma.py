@@ -35,7 +35,7 @@ from numba import cuda, types, uint32
 
 from dsv41_numba.ops.checks import address
 from dsv41_numba.tuned.cluster_launch import Launch, compiled, tensor_map
-from dsv41_numba.tuned.operands import Sizes, grouped_linear_by, linear_by, on_16_bytes, sizes
+from dsv41_numba.tuned.operands import Sizes, on_16_bytes, sizes
 from dsv41_numba.tuned.ptx import (
     DESCRIPTOR_LOW,
     accumulators,
@@ -350,13 +350,3 @@ def prepare(x: Any, weight: Any, groups: int, y: Any, tile: Tile | None = None) 
 def launch_wgmma(x: Any, weight: Any, groups: int, y: Any) -> None:
     """Fill y; K and N multiples of 8 (see `operands`)."""
     prepare(x, weight, groups, y)()
-
-
-def linear_wgmma(x: Any, weight: Any) -> Any:
-    """x [M, K] bf16 bits, weight [N, K] bf16 bits -> [M, N] bf16 bits, all device arrays; N, K multiples of 8."""
-    return linear_by(launch_wgmma, x, weight)
-
-
-def grouped_linear_wgmma(o: Any, weight: Any, n_groups: int) -> Any:
-    """o [T, H, D] bf16 bits, weight [n_groups * rank, H / n_groups * D] bf16 bits -> [T, n_groups, rank] bf16 bits."""
-    return grouped_linear_by(launch_wgmma, o, weight, n_groups)
