@@ -6,7 +6,7 @@ Shapes     o [T, H, D] bf16, weight [n_groups * rank, H / n_groups * D] bf16, n_
            -> og [T, n_groups, rank] bf16
 Precision  that of `linear`
 Launch     grid (T / 16, rank / 16, n_groups), rounded up, block (16, 16); 2304 bytes of shared memory. T <= 4: grid
-           (T, rank / 4, n_groups), block 64; 4 KiB
+           (T, rank / 4, n_groups), block 128; 4 KiB
 Moves      2 (T H D + rank H D + T n_groups rank) bytes
 Errors     ValueError when n_groups does not divide H or the rows of weight, or an array is not as above
 Source     step 13 of the layer: wo_a, the first half of the output projection

@@ -6,7 +6,7 @@ Precision  products and sums in f32: the 4 columns of a word in order, every fou
            and those as two pairs at the end; bf16 results are rounded once, after that. Every bit of y[m] depends on
            x[m] and weight alone, whichever kernel runs
 Launch     grid (M / 16, N / 16), rounded up, block (16, 16); 2304 bytes of shared memory. `linear` with M <= 4, as in a
-           decode step: grid (M, N / 4, 1), block 64; 4 KiB
+           decode step: grid (M, N / 4, 1), block 128; 4 KiB
 Moves      bf16 weight: 2 (M K + N K + M N) bytes; f32 weight: 2 M K + 4 (N K + M N)
 Errors     ValueError when an array's dtype, shape or layout is not as above
 Source     steps 1, 2, 3, 5, 6 and 14 of the layer, step 4 at ratio 1; `linear_f32` is step 4 at ratio >= 2
@@ -42,8 +42,8 @@ SUMS = 4  # word w goes to sum w mod 4: additions that do not wait for each othe
 # linear_few_kernel:
 MAX_FEW = 4  # rows of x
 FEW_ROWS = 4  # of weight a block
-FEW_THREADS = 64  # a power of two
-AHEAD = 4  # words of each row of weight that a thread fetches before it uses one
+FEW_THREADS = 128  # a power of two
+AHEAD = 2  # words of each row of weight that a thread fetches before it uses one
 STEP = FEW_THREADS * AHEAD  # words of a row between two barriers
 MAX_GRID_Y = 65535  # blocks
 
@@ -146,7 +146,7 @@ def linear_few_kernel(x, weight, y):
     """`linear_kernel` for few rows of x, with the same bits: one block 4 numbers of a row of y.
 
     x [M, G * K / 4] and weight [G * N, K / 4] are words of four bf16, y is [M, G, N]; G is 1, or the groups of a
-    grouped linear. A thread asks for 4 words of 4 rows of weight, 128 bytes, before it uses one: what is on the way
+    grouped linear. A thread asks for 2 words of 4 rows of weight, 64 bytes, before it uses one: what is on the way
     from memory at a time decides the speed. It sums the products of each word, and 16 threads, one for each row of
     weight and sum of `add_tile`, add those up in its order.
     blockIdx.x is the row of x, so that blocks which share weight run together and fetch it once from memory.
