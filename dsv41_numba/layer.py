@@ -92,9 +92,14 @@ class LayerCall:
         return self.start_pos == 0
 
     @property
+    def chunk(self) -> bool:
+        """Several tokens that follow others: a piece of a long prompt, or tokens to be verified."""
+        return not self.prefill and self.T > 1
+
+    @property
     def n_window_rows(self) -> int:
-        """Rows that stand before the compressed ones in the gather list: this call's at prefill, else the ring's."""
-        return self.T if self.prefill else self.cfg.window
+        """Rows that stand before the compressed ones in the gather list: see `gather_list`."""
+        return (0 if self.prefill else self.cfg.window) + (self.T if self.prefill or self.chunk else 0)
 
 
 def forward(
@@ -110,14 +115,18 @@ def forward(
     index_keys: str = "released",
     run: AttnV41Run | None = None,
 ) -> AttnV41Run:
-    """One layer, one call: prefill (start_pos 0, T >= 1 tokens) or decode (start_pos > 0, one token).
+    """One layer, one call: prefill (start_pos 0), decode (one token after others) or a chunk (several after others).
+
+    With index_keys="owner" a prompt gives the same bits in one prefill, in chunks or token by token, unless equal scores
+    meet at a selection's cut: which of them torch keeps depends on how many columns there are. As released, a chunk,
+    like a decode step, publishes index keys only if it completes a group.
 
     x [T, dim] bf16 and `weights` are arrays of the op table; `rope` is the table of the layer's kind (YaRN where it
     has a ratio). Updates `state`, publishes to `shared`, returns the run; its `out` is [T, dim] bf16.
     `index_keys`: "released" scores a decode step that completes no group against the keys published last, as the
     released code does; "owner" lets every source use its own.
-    Raises ValueError for a wrong shape or dtype, a position that does not follow, one beyond max_seq, several tokens
-    at start_pos > 0, or a slot that the layer needs and its source has not filled; nothing is changed then.
+    Raises ValueError for a wrong shape or dtype, a position that does not follow, one beyond max_seq, or a slot that
+    the layer needs and its source has not filled; nothing is changed then.
     """
     check_call(cfg, role, ops, state, x, start_pos, index_keys)
     run = run or AttnV41Run()
@@ -136,6 +145,7 @@ def forward(
     kv = ops.rmsnorm(ops.linear(x, w.wkv), w.kv_norm, eps).reshape(T, 1, D)  # [T, 1, D]
     kv = ops.rope(kv, rope.cos, rope.sin, start_pos).reshape(T, D)  # [T, D]
     kv = keep("kv", ops.fp8_round_trip(kv))  # [T, D]
+    window_rows = ring_and_rows(call, kv) if call.chunk else kv  # [W + T or T, D]
     ops.ring_write(kv, state.window, start_pos)
     state.window = keep("window", state.window)  # [W, D]
     # 4 to 9: the compressed rows, and which of them this call reads
@@ -143,7 +153,8 @@ def forward(
         compress(call, w, x, index_keys)
     if role.is_index_source:
         select(call, w, x, qr)
-    window_rows = kv if call.prefill else state.window  # [T or W, D]
+    if not call.prefill and not call.chunk:
+        window_rows = state.window  # [W, D], this token's row among them
     compress_rows, topk = window_rows[:0], None  # SWA: none
     if role.ratio:
         topk = keep("topk", shared.topk.read(role.layer, role.index_source, call.end))  # [T, min(index_topk, G)]
@@ -152,7 +163,8 @@ def forward(
     # 10: which row each query reads
     idx = keep("idx", gather_list(cfg.window, start_pos, T, topk))  # [T, S]
     # 11: attention over the gathered rows, which are key and value at once
-    o = ops.sparse_attention(q, window_rows, compress_rows, ops.to_device(idx), w.attn_sink, cfg.softmax_scale)
+    slots = ops.to_device(without_gaps(idx))  # [T, S]
+    o = ops.sparse_attention(q, window_rows, compress_rows, slots, w.attn_sink, cfg.softmax_scale)
     o = keep("o", o)  # [T, H, D]
     # 12 to 14: turn back by the query's position, project each group of heads, then all groups together
     o = ops.rope_inverse(o, rope.cos, rope.sin, start_pos)  # [T, H, D]
@@ -239,21 +251,45 @@ def visible_keys(call: LayerCall) -> Any:
     return slot.value[:G]
 
 
+def ring_and_rows(call: LayerCall, kv: Any) -> Any:
+    """The rows that a chunk's queries see: the ring as the call before left it, then this call's -> [W + T, D] bf16."""
+    ops, W = call.ops, call.cfg.window
+    rows = ops.zeros((W + call.T, call.cfg.head_dim), ops.bf16)
+    ops.ring_write(call.state.window, rows, 0)
+    ops.ring_write(kv, rows, W)
+    return rows
+
+
 def gather_list(window: int, start_pos: int, T: int, topk: np.ndarray | None) -> np.ndarray:
     """Step 10, on the host: which rows each query reads -> idx [T, S] int32, -1 = nothing.
 
     Prefill: columns 0..min(T, window)-1 are the query's own window among this call's T rows, oldest first, -1 after the
-    newest. Decode: the ring's slots, oldest first, -1 for positions before the first. Then `topk` as it is.
+    newest. Decode: the ring's slots, oldest first, -1 for positions before the first. A chunk: as decode, each position
+    of this call at its row behind the ring's. Then `topk` as it is.
     """
     if start_pos == 0:
         newest = np.arange(T)[:, None]
         slots = np.maximum(newest - window + 1, 0) + np.arange(min(T, window))
         slots = np.where(slots > newest, -1, slots)
     else:
-        position = start_pos - window + 1 + np.arange(window)
-        slots = np.where(position < 0, -1, position % window)[None]
+        position = start_pos + np.arange(T)[:, None] - window + 1 + np.arange(window)
+        slots = np.where(position < 0, -1, position % window)
+        if T > 1:
+            slots = np.where(position < start_pos, slots, window + position - start_pos)
     columns = [slots] if topk is None else [slots, topk]
     return np.ascontiguousarray(np.concatenate(columns, axis=1), np.int32)
+
+
+def without_gaps(idx: np.ndarray) -> np.ndarray:
+    """idx [T, S] int32 with each row's -1 moved behind its other entries, which stay in order.
+
+    Where the empty slots stand depends on how the prompt was cut into calls, and with it the order of the attention's
+    sums. Behind the others they add nothing to any of them, so that the same rows give the same bits.
+    """
+    empty = idx < 0
+    if not empty.any():
+        return idx
+    return np.take_along_axis(idx, np.argsort(empty, axis=1, kind="stable"), axis=1)
 
 
 def check_call(
@@ -272,11 +308,6 @@ def check_call(
     if start_pos < 0 or start_pos + T > cfg.max_seq:
         raise ValueError(
             f"{where}: expected positions within 0..{cfg.max_seq - 1} (max_seq), got {start_pos}..{start_pos + T - 1}"
-        )
-    if start_pos > 0 and T > 1:
-        raise ValueError(
-            f"{where}: expected one token at start_pos > 0, got {T} at {start_pos}; "
-            "prefill the whole prompt at start_pos 0, then decode token by token"
         )
     if start_pos != state.next_pos:
         raise ValueError(

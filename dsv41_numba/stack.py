@@ -4,9 +4,13 @@
 
     model = AttnV41(TINY, checkpoint.layer)           # checkpoint = Checkpoint("data/tiny")
     outs = model.prefill(x)                           # x[layer] is [T, dim] bf16: every layer has its own input
-    outs = model.decode(x_next)                       # x_next[layer] is [1, dim]
+    outs = model.decode(x_next)                       # x_next[layer] is [1, dim], or several tokens
     for step in model.walk(x_next):                   # the same, one layer at a time, with every intermediate
         print(step.role, step.run.topk)
+    outs = model.prefill(x, chunk=2048)               # a long prompt in pieces
+
+    prompts = [model.new_sequence() for _ in range(3)]  # a batch: the weights are shared, the caches are not
+    for step in model.walk_batch(xs, prompts): ...      # xs[i][layer] [T_i, dim]
 
 The attention of a real model is fed by the rest of the model; here the input of each layer is the caller's. What flows
 between the layers is the shared attention state: compressed rows, index keys, selection, candidate mask.
@@ -14,7 +18,7 @@ between the layers is the shared attention state: compressed rows, index keys, s
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +40,15 @@ class Step:
     run: AttnV41Run
     out: np.ndarray  # [T, dim] bf16
     seconds: float
+
+
+@dataclasses.dataclass
+class AttnV41Sequence:
+    """The memory of one sequence: the position its next call starts at, every layer's caches, the shared slots."""
+
+    states: dict[int, AttnV41LayerState]
+    shared: SharedV41 = dataclasses.field(default_factory=SharedV41)
+    position: int = 0
 
 
 class AttnV41:
@@ -74,48 +87,105 @@ class AttnV41:
         }
         self.reset()
 
+    def new_sequence(self) -> AttnV41Sequence:
+        """Empty caches, position 0."""
+        return AttnV41Sequence(
+            {layer: AttnV41LayerState.new(self.cfg, self.roles[layer], self.ops) for layer in self.layers}
+        )
+
     def reset(self) -> None:
         """Forget the sequence: empty caches, position 0."""
-        self.position = 0
-        self.shared = SharedV41()
-        self.states = {layer: AttnV41LayerState.new(self.cfg, self.roles[layer], self.ops) for layer in self.layers}
+        self.sequence = self.new_sequence()
 
-    def prefill(self, x: Any) -> dict[int, np.ndarray]:
-        """Start a new sequence with x[layer] [T, dim] bf16, T >= 1 -> the output of each layer, host bf16."""
+    @property
+    def position(self) -> int:
+        """Where the next call starts."""
+        return self.sequence.position
+
+    @property
+    def states(self) -> dict[int, AttnV41LayerState]:
+        """Each layer's caches."""
+        return self.sequence.states
+
+    @property
+    def shared(self) -> SharedV41:
+        """What the layers of the last call published."""
+        return self.sequence.shared
+
+    def prefill(self, x: Any, chunk: int | None = None) -> dict[int, np.ndarray]:
+        """Start a new sequence with x[layer] [T, dim] bf16, T >= 1 -> the output of each layer, host bf16.
+
+        `chunk` tokens at a time: the scores of a call take T * G numbers, which a long prompt has no room for. With
+        index_keys="owner" the bits do not depend on it, except where equal scores meet at a selection's cut: which of
+        them torch keeps depends on how many columns there are.
+        """
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk: expected at least 1 token, got {chunk}")
         self.reset()
-        return {step.role.layer: step.out for step in self.walk(x)}
+        if chunk is None or not self.layers:
+            return self.decode(x)
+        T = x[self.layers[0]].shape[0]
+        calls = [
+            self.decode({layer: x[layer][first : first + chunk] for layer in self.layers})
+            for first in range(0, T, chunk)
+        ]
+        return {layer: np.concatenate([outs[layer] for outs in calls]) for layer in self.layers}
 
     def decode(self, x: Any) -> dict[int, np.ndarray]:
-        """One more token, x[layer] [1, dim] bf16, at `position` -> the output of each layer, host bf16."""
+        """The tokens that come next, x[layer] [T, dim] bf16, from `position` on -> the output of each layer, host bf16.
+
+        One token is a decode step; several are a piece of a prompt, or guesses to be verified.
+        """
         return {step.role.layer: step.out for step in self.walk(x)}
 
     def walk(self, x: Any, run: Callable[[LayerRole], AttnV41Run] = lambda role: AttnV41Run()) -> Iterator[Step]:
-        """The next call, one layer at a time: prefill at position 0, decode after that.
+        """The next call, one layer at a time.
 
         x[layer] is a host bf16 array [T, dim] (a mapping, or one array [n_layers, T, dim]). `run` makes the record that
         each layer fills; a replay passes its own. The position moves on when the last layer is done.
         """
-        position, T = self.position, 0
-        for layer in self.layers:
-            begin = time.perf_counter()
-            role = self.roles[layer]
-            T = x[layer].shape[0]
-            record = forward(
-                self.ops,
-                self.cfg,
-                role,
-                self._layer_weights(layer),
-                self._rope[role.ratio > 0],
-                self.states[layer],
-                self.shared,
-                self.ops.to_device(x[layer]),
-                position,
-                self.index_keys,
-                run(role),
+        return (step for _, step in self._steps([x], [self.sequence], run))
+
+    def walk_batch(self, xs: Sequence[Any], sequences: Sequence[AttnV41Sequence]) -> Iterator[tuple[int, Step]]:
+        """The next call of several sequences, layer by layer: yields (which sequence, its step).
+
+        xs[i] is to sequences[i] what x is to `walk`; their lengths and positions may differ. A layer's weights are
+        fetched once for all of them. Each sequence gets the bits that it would get alone.
+        """
+        if len(xs) != len(sequences) or len({id(sequence) for sequence in sequences}) != len(sequences):
+            raise ValueError(
+                f"sequences: expected {len(xs)} different ones, one for each input, got {len(sequences)} of which "
+                f"{len({id(sequence) for sequence in sequences})} differ"
             )
-            out = self.ops.to_host(record.out)  # also waits for a GPU, so that the time is the layer's
-            yield Step(role, record, out, time.perf_counter() - begin)
-        self.position = position + T
+        return self._steps(xs, sequences, lambda role: AttnV41Run())
+
+    def _steps(
+        self, xs: Sequence[Any], sequences: Sequence[AttnV41Sequence], run: Callable[[LayerRole], AttnV41Run]
+    ) -> Iterator[tuple[int, Step]]:
+        tokens = [0] * len(xs)
+        for layer in self.layers:
+            role, begin = self.roles[layer], time.perf_counter()
+            weights, rope = self._layer_weights(layer), self._rope[self.roles[layer].ratio > 0]
+            for i, (x, sequence) in enumerate(zip(xs, sequences)):
+                tokens[i] = x[layer].shape[0]
+                record = forward(
+                    self.ops,
+                    self.cfg,
+                    role,
+                    weights,
+                    rope,
+                    sequence.states[layer],
+                    sequence.shared,
+                    self.ops.to_device(x[layer]),
+                    sequence.position,
+                    self.index_keys,
+                    run(role),
+                )
+                out = self.ops.to_host(record.out)  # also waits for a GPU, so that the time is the layer's
+                yield i, Step(role, record, out, time.perf_counter() - begin)
+                begin = time.perf_counter()
+        for T, sequence in zip(tokens, sequences):
+            sequence.position += T
 
     def _layer_weights(self, layer: int) -> AttnV41LayerWeights:
         weights = self._weights.get(layer) or _to_device(self._load(layer), self.ops)

@@ -9,7 +9,7 @@ import pytest
 from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.compare import same_bits
 from dsv41_numba.formats.bf16 import as_bf16
-from dsv41_numba.layer import AttnV41Run, RopeTable, forward, gather_list
+from dsv41_numba.layer import AttnV41Run, RopeTable, forward, gather_list, without_gaps
 from dsv41_numba.ops import PLAIN, REFERENCE
 from dsv41_numba.ops.rope import rope_table
 from dsv41_numba.recording import STAGES
@@ -108,6 +108,28 @@ def test_gather_list_of_published_positions():
     assert valid[300] == [*range(45, 128), *range(45)]
 
 
+@pytest.mark.parametrize("window", [1, 5, 128])
+@pytest.mark.parametrize("start_pos", [1, 4, 5, 127, 128, 300])
+def test_gather_list_of_a_chunk_finds_old_rows_in_the_ring_and_new_ones_behind_it(window, start_pos):
+    for T in (2, window, window + 1, 200):
+        if T == 1:
+            continue
+        idx = gather_list(window, start_pos, T, None)
+        assert idx.dtype == np.int32 and idx.shape == (T, window)
+        for t, row in enumerate(idx.tolist()):
+            seen = [p % window if p < start_pos else window + p - start_pos for p in recent(start_pos + t, window)]
+            assert row == [-1] * (window - len(seen)) + seen
+
+
+def test_without_gaps_moves_empty_slots_behind_the_others():
+    idx = np.array([[-1, -1, 4, 0, -1, 9], [3, 1, -1, -1, 2, 0], [-1] * 6], np.int32)
+    moved = without_gaps(idx)
+    assert moved.tolist() == [[4, 0, 9, -1, -1, -1], [3, 1, 2, 0, -1, -1], [-1] * 6]
+    assert moved.dtype == np.int32 and moved.flags.c_contiguous
+    full = np.arange(6, dtype=np.int32)[None]
+    assert without_gaps(full) is full
+
+
 def test_gather_list_ends_with_the_selection():
     topk = np.array([[3, 5], [4, -1], [4, 5]], np.int32)
     assert gather_list(2, 0, 3, topk).tolist() == [[0, -1, 3, 5], [0, 1, 4, -1], [1, 2, 4, 5]]
@@ -191,10 +213,6 @@ def token(rng, T=1, dim=SMALL.dim):
 
 # what is wrong: layer, x and start_pos of the call, and the message
 WRONG_CALLS = {
-    "several tokens later": (
-        lambda rng: (1, token(rng, 3), 5),
-        r"layer 1: expected one token at start_pos > 0, got 3 at 5; prefill the whole prompt at start_pos 0",
-    ),
     "a gap": (lambda rng: (2, token(rng), 6), r"layer 2: expected start_pos 5, which follows .* got 6"),
     "a step back": (lambda rng: (2, token(rng), 4), r"layer 2: expected start_pos 5, .* got 4; a new sequence needs"),
     "a second prefill": (lambda rng: (0, token(rng, 5), 0), r"layer 0: expected start_pos 5, .* got 0"),

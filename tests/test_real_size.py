@@ -182,7 +182,7 @@ def test_real_size_decode_at_the_last_position():
         most = max(most, used_bytes() - before)
 
     model = AttnV41(CFG, weights.__getitem__, checked(PLAIN, see), layers=LAST_LAYERS)
-    model.position = CFG.max_seq - 1
+    model.sequence.position = CFG.max_seq - 1
     for layer in LAST_LAYERS:
         model.states[layer].compress_kv = model.states[layer].index_k = None  # make room first
         model.states[layer] = filled_state(CFG, model.roles[layer], model.position, draw)

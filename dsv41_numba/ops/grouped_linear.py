@@ -28,12 +28,15 @@ from dsv41_numba.runtime.backend import empty, launch
 
 
 def grouped_linear_ref(o: np.ndarray, weight: np.ndarray, n_groups: int) -> np.ndarray:
-    """o [T, H, D] bf16, weight [n_groups * rank, H / n_groups * D] bf16 -> [T, n_groups, rank] bf16."""
+    """o [T, H, D] bf16, weight [n_groups * rank, H / n_groups * D] bf16 -> [T, n_groups, rank] bf16.
+
+    In float64, as `linear_ref`.
+    """
     K = weight.shape[1]
-    heads = o.reshape(-1, n_groups, K).astype(np.float32)
-    matrices = weight.reshape(n_groups, -1, K).astype(np.float32)
+    heads = o.reshape(-1, n_groups, K).astype(np.float64)
+    matrices = weight.reshape(n_groups, -1, K).astype(np.float64)
     og = np.stack([heads[:, g] @ matrices[g].T for g in range(n_groups)], axis=1)
-    return as_bf16(og)
+    return as_bf16(og.astype(np.float32))
 
 
 @cuda.jit
@@ -54,7 +57,7 @@ def grouped_linear_kernel(o, weight, og):
         x_tile[ty, tx] = decode_bf16(o[m, g * K + k]) if m < M and k < K else float32(0.0)
         weight_tile[ty, tx] = decode_bf16(weight[g * N + n, k]) if n < N and k < K else float32(0.0)
         add_tile(sums, x_tile, weight_tile)
-    # ref: return as_bf16(og)
+    # ref: return as_bf16(og.astype(np.float32))
     if m < M and n0 + tx < N:
         og[m, g, n0 + tx] = encode_bf16(total(sums))
 

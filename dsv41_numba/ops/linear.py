@@ -49,14 +49,19 @@ MAX_GRID_Y = 65535  # blocks
 
 
 def linear_ref(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """x [M, K] bf16, weight [N, K] bf16 -> [M, N] bf16."""
-    y = x.astype(np.float32) @ weight.astype(np.float32).T
-    return as_bf16(y)
+    """x [M, K] bf16, weight [N, K] bf16 -> [M, N] bf16.
+
+    In float64, where these sums lose so little that the bits of a row do not depend on how many rows there are: NumPy
+    adds in an order that does.
+    """
+    y = x.astype(np.float64) @ weight.astype(np.float64).T
+    return as_bf16(y.astype(np.float32))
 
 
 def linear_f32_ref(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """x [M, K] bf16, weight [N, K] f32 -> [M, N] f32."""
-    return x.astype(np.float32) @ weight.T
+    """x [M, K] bf16, weight [N, K] f32 -> [M, N] f32, in float64 as `linear_ref`."""
+    y = x.astype(np.float64) @ weight.astype(np.float64).T
+    return y.astype(np.float32)
 
 
 @cuda.jit(device=True)
@@ -97,7 +102,7 @@ def linear_kernel(x, weight, y):
     M, K = x.shape
     N = weight.shape[0]
     m, n0 = cuda.blockIdx.x * TILE + ty, cuda.blockIdx.y * TILE
-    # ref: y = x.astype(np.float32) @ weight.astype(np.float32).T
+    # ref: y = x.astype(np.float64) @ weight.astype(np.float64).T
     sums[0] = sums[1] = sums[2] = sums[3] = float32(0.0)
     for k0 in range(0, K, TILE):
         # to fill a tile, tx runs along K, the fastest axis of both matrices; past an edge zeros, which add nothing
@@ -105,7 +110,7 @@ def linear_kernel(x, weight, y):
         x_tile[ty, tx] = decode_bf16(x[m, k]) if m < M and k < K else float32(0.0)
         weight_tile[ty, tx] = decode_bf16(weight[n, k]) if n < N and k < K else float32(0.0)
         add_tile(sums, x_tile, weight_tile)
-    # ref: return as_bf16(y)
+    # ref: return as_bf16(y.astype(np.float32))
     if m < M and n0 + tx < N:
         y[m, n0 + tx] = encode_bf16(total(sums))
 
@@ -120,7 +125,7 @@ def linear_f32_kernel(x, weight, y):
     M, K = x.shape
     N = weight.shape[0]
     m, n0 = cuda.blockIdx.x * TILE + ty, cuda.blockIdx.y * TILE
-    # ref: return x.astype(np.float32) @ weight.T
+    # ref: y = x.astype(np.float64) @ weight.astype(np.float64).T
     sums[0] = sums[1] = sums[2] = sums[3] = float32(0.0)
     for k0 in range(0, K, TILE):
         n, k = n0 + ty, k0 + tx

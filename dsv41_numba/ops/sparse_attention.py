@@ -36,7 +36,7 @@ PADDED_WORDS = 257  # an odd row length: 32 threads that read one column of 32 r
 
 NEG_INF = np.float32(-np.inf)
 LOWEST = np.finfo(np.float32).min
-GATHERED_BYTES = 1 << 26  # gathered f32 rows that the reference holds at a time
+GATHERED_BYTES = 1 << 26  # gathered f64 rows that the reference holds at a time
 
 
 def sparse_attention_ref(
@@ -48,26 +48,29 @@ def sparse_attention_ref(
     scale: float,
 ) -> np.ndarray:
     """q [T, H, D] bf16, window_rows [W, D] bf16, compress_rows [G, D] bf16, idx [T, S] int32, attn_sink [H] f32, a
-    float -> o [T, H, D] bf16."""
+    float -> o [T, H, D] bf16.
+
+    The sums are float64's, so that their bits do not depend on NumPy's order, which changes with the shapes.
+    """
     T, H, D = q.shape
     W, G, S = len(window_rows), len(compress_rows), idx.shape[1]
     if ((idx < -1) | (idx >= W + G)).any():
         raise ValueError(f"idx: expected indices from -1 to {W + G - 1}, got {idx.min()} to {idx.max()}")
     o = np.zeros((T, H, D), np.float32)
-    tokens = max(1, GATHERED_BYTES // (4 * max(1, S * D)))
+    tokens = max(1, GATHERED_BYTES // (8 * max(1, S * D)))
     for t0 in range(0, T, tokens):
-        q_t, idx_t = q[t0 : t0 + tokens].astype(np.float32), idx[t0 : t0 + tokens]
-        rows = np.zeros((*idx_t.shape, D), np.float32)
+        q_t, idx_t = q[t0 : t0 + tokens].astype(np.float64), idx[t0 : t0 + tokens]
+        rows = np.zeros((*idx_t.shape, D), np.float64)
         in_window, compressed = (idx_t >= 0) & (idx_t < W), idx_t >= W
         rows[in_window] = window_rows[idx_t[in_window]]
         rows[compressed] = compress_rows[idx_t[compressed] - W]
-        logit = q_t @ rows.transpose(0, 2, 1) * np.float32(scale)
+        logit = (q_t @ rows.transpose(0, 2, 1)).astype(np.float32) * np.float32(scale)
         logit = np.where((idx_t != -1)[:, None, :], logit, NEG_INF)
         # the maximum only keeps exp in range; with the sink among them, empty queries have a finite one too
         sink = np.maximum(attn_sink, LOWEST)[:, None]
         highest = np.maximum(logit.max(-1, keepdims=True, initial=NEG_INF), sink)
         weight = np.exp(logit - highest)
-        denominator = np.exp(sink - highest) + weight.sum(-1, keepdims=True)
+        denominator = np.exp(sink - highest) + weight.sum(-1, keepdims=True, dtype=np.float64)
         o[t0 : t0 + tokens] = weight @ rows / denominator
     return as_bf16(o)
 
@@ -178,7 +181,7 @@ def sparse_attention_kernel(q, window_rows, compress_rows, idx, attn_sink, scale
             elif i != -1:
                 stage_row(window_rows, i, row_tile, s)
         cuda.syncthreads()  # the rows, and before the first tile q too, are staged before anyone multiplies
-        # ref: logit = q_t @ rows.transpose(0, 2, 1) * np.float32(scale)
+        # ref: logit = (q_t @ rows.transpose(0, 2, 1)).astype(np.float32) * np.float32(scale)
         # ref: logit = np.where((idx_t != -1)[:, None, :], logit, NEG_INF)
         logit = NEG_INF
         if h0 + head < H and slot < slots and slot_row[slot] != -1:
@@ -197,7 +200,7 @@ def sparse_attention_kernel(q, window_rows, compress_rows, idx, attn_sink, scale
         highest = tile_highest
         # ref: weight = np.exp(logit - highest)
         own_weight = math.exp(logit - highest)
-        # ref: denominator = np.exp(sink - highest) + weight.sum(-1, keepdims=True)
+        # ref: denominator = np.exp(sink - highest) + weight.sum(-1, keepdims=True, dtype=np.float64)
         denominator = denominator * factor + own_weight
         weight[head, slot] = own_weight
         if slot == 0:
