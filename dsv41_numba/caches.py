@@ -12,8 +12,7 @@
                              topk               the selection of this call, shifted past the window rows
                              candidates         the mask that later index sources obey, from this call
 
-Caches are arrays of the op table (NumPy for REFERENCE, device arrays for PLAIN); the selection and the mask are host
-arrays, because the exact top-k runs on the host.
+All are arrays of the op table: NumPy's for REFERENCE, device arrays for PLAIN.
 """
 
 from dataclasses import dataclass, field
@@ -97,5 +96,5 @@ class SharedV41:
 
     compress_kv: Slot[Any] = field(default_factory=lambda: Slot("compressed rows"))
     index_k: Slot[Any] = field(default_factory=lambda: Slot("index keys"))
-    topk: Slot[np.ndarray] = field(default_factory=lambda: Slot("selection"))
-    candidates: Slot[np.ndarray] = field(default_factory=lambda: Slot("candidate mask"))
+    topk: Slot[Any] = field(default_factory=lambda: Slot("selection"))
+    candidates: Slot[Any] = field(default_factory=lambda: Slot("candidate mask"))

@@ -277,8 +277,8 @@ class Alone(Judge):
         if host.shape != value.shape or host.dtype != ops.to_host(value).dtype:
             return value  # a mismatch, if it is judged; the stages after it could not take the recorded one
         if name == "topk" and role.is_index_source:
-            self.model.shared.topk.value = host  # what the layers that read this selection are judged by
-        return host if isinstance(value, np.ndarray) and value.dtype == host.dtype else ops.to_device(host)
+            self.model.shared.topk.value = ops.to_device(host)  # what the layers that read this selection are judged by
+        return ops.to_device(host)
 
     def judge(self, where: tuple[int, str], name: str, got: np.ndarray, expected: np.ndarray) -> None:
         tally, rule = self.tally(where[0], name), RULES[name]
@@ -429,7 +429,7 @@ class Chained(Judge):
         return (
             mask is not None
             and self.recording.has(source, step, "candidates")
-            and not np.array_equal(mask, self.recording.get(source, step, "candidates"))
+            and not np.array_equal(self.model.ops.to_host(mask), self.recording.get(source, step, "candidates"))
         )
 
     def follows_source(self, step: str, role: LayerRole) -> bool:
@@ -439,7 +439,7 @@ class Chained(Judge):
             source is not None
             and selection is not None
             and self.recording.has(source, step, "topk")
-            and not np.array_equal(selection, self.recording.get(source, step, "topk"))
+            and not np.array_equal(self.model.ops.to_host(selection), self.recording.get(source, step, "topk"))
         )
 
     def limit_over_all(self, tally: Tally) -> tuple[str, str] | None:

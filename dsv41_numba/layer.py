@@ -30,8 +30,8 @@ INDEX_KEYS = ("released", "owner")
 class AttnV41Run:
     """The record of one layer's call: every intermediate, under the recordings' names, in the order they are made.
 
-    Arrays belong to the op table (bf16 as it stores them); score, candidates, topk and idx are host arrays. `window`
-    is the live ring, so it holds this call's value until the layer's next call. None: this layer has no such stage.
+    Arrays belong to the op table (bf16 as it stores them). `window` is the live ring, so it holds this call's value
+    until the layer's next call. None: this layer has no such stage.
     """
 
     x: Any = None
@@ -117,9 +117,9 @@ def forward(
 ) -> AttnV41Run:
     """One layer, one call: prefill (start_pos 0), decode (one token after others) or a chunk (several after others).
 
-    With index_keys="owner" a prompt gives the same bits in one prefill, in chunks or token by token, unless equal scores
-    meet at a selection's cut: which of them torch keeps depends on how many columns there are. As released, a chunk,
-    like a decode step, publishes index keys only if it completes a group.
+    With index_keys="owner" a prompt gives the same bits in one prefill, in chunks or token by token, unless equal
+    scores meet at a selection's cut: which of them torch keeps depends on how many columns there are. As released, a
+    chunk, like a decode step, publishes index keys only if it completes a group.
 
     x [T, dim] bf16 and `weights` are arrays of the op table; `rope` is the table of the layer's kind (YaRN where it
     has a ratio). Updates `state`, publishes to `shared`, returns the run; its `out` is [T, dim] bf16.
@@ -161,9 +161,9 @@ def forward(
         cache = shared.compress_kv.read(role.layer, role.kv_source, call.end)  # [max_seq // r, D]
         compress_rows = cache[: call.end // role.ratio]  # [G, D]
     # 10: which row each query reads
-    idx = keep("idx", gather_list(cfg.window, start_pos, T, topk))  # [T, S]
+    idx = keep("idx", ops.gather_list(cfg.window, start_pos, T, topk))  # [T, S]
     # 11: attention over the gathered rows, which are key and value at once
-    slots = ops.to_device(without_gaps(idx))  # [T, S]
+    slots = ops.without_gaps(idx)  # [T, S]
     o = ops.sparse_attention(q, window_rows, compress_rows, slots, w.attn_sink, cfg.softmax_scale)
     o = keep("o", o)  # [T, H, D]
     # 12 to 14: turn back by the query's position, project each group of heads, then all groups together
@@ -221,18 +221,18 @@ def select(call: LayerCall, weights: AttnV41LayerWeights, x: Any, qr: Any) -> No
     index_w = keep("index_w", ops.index_weights(ops.linear(x, w.weights_proj), cfg.index_scale))  # [T, Hi]
     # 7: score[t, g], -inf where group g ends after position start_pos + t
     keys = visible_keys(call)  # [G, Di]
-    score = ops.to_host(ops.index_score(index_q, index_w, keys, call.start_pos, ratio))
-    score = keep("score", score)  # [T, G] f32
+    score = keep("score", ops.index_score(index_q, index_w, keys, call.start_pos, ratio))  # [T, G] f32
     # 8: blocks worth looking into, for the index sources after this one, then the best positions
     if role.publishes_candidates:
-        reachable = (call.start_pos + 1 + np.arange(T)) // ratio  # [T], positions each query can see
-        blocks = ops.candidate_blocks(score, reachable, cfg.candidate_topk_blocks, cfg.candidate_block_size)
+        lens = (call.start_pos + 1 + np.arange(T)) // ratio  # [T], positions each query can see
+        lens = ops.to_device(lens.astype(np.int32))
+        blocks = ops.candidate_blocks(score, lens, cfg.candidate_topk_blocks, cfg.candidate_block_size)
         shared.candidates.publish(keep("candidates", blocks), role.layer, call.end)  # [T, G]
     mask = None  # the layer that makes the mask does not obey it itself
     if role.obeys_candidates is not None:
         mask = shared.candidates.read(role.layer, role.obeys_candidates, call.end)
-    chosen = ops.select(score, cfg.index_topk, mask)  # [T, min(index_topk, G)]
-    shared.topk.publish(np.where(chosen < 0, -1, chosen + call.n_window_rows).astype(np.int32), role.layer, call.end)
+    chosen = ops.select(score, cfg.index_topk, mask, call.n_window_rows)  # [T, min(index_topk, G)]
+    shared.topk.publish(chosen, role.layer, call.end)
 
 
 def visible_keys(call: LayerCall) -> Any:
@@ -258,38 +258,6 @@ def ring_and_rows(call: LayerCall, kv: Any) -> Any:
     ops.ring_write(call.state.window, rows, 0)
     ops.ring_write(kv, rows, W)
     return rows
-
-
-def gather_list(window: int, start_pos: int, T: int, topk: np.ndarray | None) -> np.ndarray:
-    """Step 10, on the host: which rows each query reads -> idx [T, S] int32, -1 = nothing.
-
-    Prefill: columns 0..min(T, window)-1 are the query's own window among this call's T rows, oldest first, -1 after the
-    newest. Decode: the ring's slots, oldest first, -1 for positions before the first. A chunk: as decode, each position
-    of this call at its row behind the ring's. Then `topk` as it is.
-    """
-    if start_pos == 0:
-        newest = np.arange(T)[:, None]
-        slots = np.maximum(newest - window + 1, 0) + np.arange(min(T, window))
-        slots = np.where(slots > newest, -1, slots)
-    else:
-        position = start_pos + np.arange(T)[:, None] - window + 1 + np.arange(window)
-        slots = np.where(position < 0, -1, position % window)
-        if T > 1:
-            slots = np.where(position < start_pos, slots, window + position - start_pos)
-    columns = [slots] if topk is None else [slots, topk]
-    return np.ascontiguousarray(np.concatenate(columns, axis=1), np.int32)
-
-
-def without_gaps(idx: np.ndarray) -> np.ndarray:
-    """idx [T, S] int32 with each row's -1 moved behind its other entries, which stay in order.
-
-    Where the empty slots stand depends on how the prompt was cut into calls, and with it the order of the attention's
-    sums. Behind the others they add nothing to any of them, so that the same rows give the same bits.
-    """
-    empty = idx < 0
-    if not empty.any():
-        return idx
-    return np.take_along_axis(idx, np.argsort(empty, axis=1, kind="stable"), axis=1)
 
 
 def check_call(

@@ -69,8 +69,8 @@ HOMES = {
     ],
     # 8 window off by one, ring order after the wrap
     8: [
-        "test_layer.py::test_gather_list_of_published_positions",
-        "test_layer.py::test_gather_list_of_a_prefill_is_each_querys_own_window",
+        "test_gather.py::test_gather_list_of_published_positions",
+        "test_gather.py::test_gather_list_of_a_prefill_is_each_querys_own_window",
         "test_layer.py::test_layer_query_200_sees_128_rows_of_the_window",
         "test_layer.py::test_layer_ring_of_a_prefill_serves_the_next_step",
         "test_ring.py::test_ring_write_keeps_the_last_window_of_a_prefill",

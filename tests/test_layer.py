@@ -9,7 +9,7 @@ import pytest
 from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.compare import same_bits
 from dsv41_numba.formats.bf16 import as_bf16
-from dsv41_numba.layer import AttnV41Run, RopeTable, forward, gather_list, without_gaps
+from dsv41_numba.layer import AttnV41Run, RopeTable, forward
 from dsv41_numba.ops import PLAIN, REFERENCE
 from dsv41_numba.ops.rope import rope_table
 from dsv41_numba.recording import STAGES
@@ -71,70 +71,6 @@ def test_layer_outputs_do_not_depend_on_later_tokens(rng, ops, token):
             visible = np.arange(old["score"].shape[1]) < ((np.arange(13) + 1) // role.ratio)[:, None]
             assert np.array_equal(np.isfinite(old["score"]), visible)
             assert same_bits(new["score"][:token], old["score"][:token])
-
-
-def recent(position, window):
-    """The positions that a query sees in the window."""
-    return list(range(max(position - window + 1, 0), position + 1))
-
-
-@pytest.mark.parametrize("T", [1, 2, 127, 128, 129, 255, 256, 257, 300])
-def test_gather_list_of_a_prefill_is_each_querys_own_window(T):
-    idx = gather_list(128, 0, T, None)
-    assert idx.dtype == np.int32 and idx.flags.c_contiguous and idx.shape == (T, min(T, 128))
-    for t, row in enumerate(idx.tolist()):
-        seen = recent(t, 128)
-        assert row == seen + [-1] * (min(T, 128) - len(seen))
-    assert (idx[200].min(), idx[200].max()) == (73, 200) if T > 200 else True
-
-
-@pytest.mark.parametrize("window", [1, 5, 8, 128])
-@pytest.mark.parametrize("start_pos", [1, 4, 5, 7, 8, 126, 127, 128, 129, 300])
-def test_gather_list_of_a_decode_step_is_the_ring_oldest_first(window, start_pos):
-    idx = gather_list(window, start_pos, 1, None)
-    seen = [position % window for position in recent(start_pos, window)]
-    assert idx.dtype == np.int32 and idx.tolist() == [[-1] * (window - len(seen)) + seen]
-
-
-def test_gather_list_of_published_positions():
-    """Hard case 8, with window 128."""
-    valid = {
-        start: [slot for slot in gather_list(128, start, 1, None)[0].tolist() if slot >= 0]
-        for start in (5, 127, 128, 300)
-    }
-    assert valid[5] == list(range(6))
-    assert valid[127] == list(range(128))
-    assert valid[128] == [*range(1, 128), 0]
-    assert valid[300] == [*range(45, 128), *range(45)]
-
-
-@pytest.mark.parametrize("window", [1, 5, 128])
-@pytest.mark.parametrize("start_pos", [1, 4, 5, 127, 128, 300])
-def test_gather_list_of_a_chunk_finds_old_rows_in_the_ring_and_new_ones_behind_it(window, start_pos):
-    for T in (2, window, window + 1, 200):
-        if T == 1:
-            continue
-        idx = gather_list(window, start_pos, T, None)
-        assert idx.dtype == np.int32 and idx.shape == (T, window)
-        for t, row in enumerate(idx.tolist()):
-            seen = [p % window if p < start_pos else window + p - start_pos for p in recent(start_pos + t, window)]
-            assert row == [-1] * (window - len(seen)) + seen
-
-
-def test_without_gaps_moves_empty_slots_behind_the_others():
-    idx = np.array([[-1, -1, 4, 0, -1, 9], [3, 1, -1, -1, 2, 0], [-1] * 6], np.int32)
-    moved = without_gaps(idx)
-    assert moved.tolist() == [[4, 0, 9, -1, -1, -1], [3, 1, 2, 0, -1, -1], [-1] * 6]
-    assert moved.dtype == np.int32 and moved.flags.c_contiguous
-    full = np.arange(6, dtype=np.int32)[None]
-    assert without_gaps(full) is full
-
-
-def test_gather_list_ends_with_the_selection():
-    topk = np.array([[3, 5], [4, -1], [4, 5]], np.int32)
-    assert gather_list(2, 0, 3, topk).tolist() == [[0, -1, 3, 5], [0, 1, 4, -1], [1, 2, 4, 5]]
-    assert gather_list(2, 7, 1, topk[:1]).tolist() == [[0, 1, 3, 5]]
-    assert gather_list(2, 0, 1, np.zeros((1, 0), np.int32)).tolist() == [[0]]
 
 
 @both_tables

@@ -28,6 +28,15 @@ def recorded_rows():
     return [(row, int(k_row), chosen) for row, k_row, chosen in zip(values, k, sets, strict=True)]
 
 
+def recorded_cases():
+    """The recorded candidate cases as (score [T, G], lens [T], blocks, block size, mask)."""
+    stages = load("stages")
+    assert stages["cand.count"][0] == CASES
+    for case in range(CASES):
+        score, lens, params, mask = (stages[f"cand.{case:02d}.{what}"] for what in ("logits", "lens", "params", "mask"))
+        yield score, lens, int(params[0]), int(params[1]), mask
+
+
 def python_set(values, k):
     order = list(range(len(values)))
     choose(values.tolist(), order, k)
@@ -217,20 +226,14 @@ def test_candidate_blocks_follow_the_recorded_layers(name):
 
 
 def test_candidate_blocks_match_the_recorded_cases():
-    stages = load("stages")
-    assert stages["cand.count"][0] == CASES
     wrongly_pinned_differs = 0
-    for case in range(CASES):
-        logits, lens, params, mask = (
-            stages[f"cand.{case:02d}.{what}"] for what in ("logits", "lens", "params", "mask")
-        )
-        got = candidate_blocks(logits, lens, *params)
+    for score, lens, blocks, size, mask in recorded_cases():
+        got = candidate_blocks(score, lens, blocks, size)
         assert got.dtype == np.uint8
         np.testing.assert_array_equal(got, mask)
         # planted wrong: the block before is pinned
-        wrongly_pinned_differs += not np.array_equal(
-            candidate_blocks(logits, np.maximum(lens - params[1], 0), *params), mask
-        )
+        wrongly = candidate_blocks(score, np.maximum(lens - size, 0), blocks, size)
+        wrongly_pinned_differs += not np.array_equal(wrongly, mask)
     assert wrongly_pinned_differs > CASES // 2
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.config import AttnV41Cfg
-from dsv41_numba.layer import gather_list
 from dsv41_numba.ops import PLAIN
+from dsv41_numba.ops.gather import gather_list
 from dsv41_numba.ops.rope import freqs_table, yarn_freqs
 from dsv41_numba.runtime.backend import to_device
 

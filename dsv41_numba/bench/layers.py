@@ -14,6 +14,7 @@ from dsv41_numba.layer import AttnV41Run, RopeTable, forward
 from dsv41_numba.ops import PLAIN, Ops
 from dsv41_numba.ops.rope import freqs_table, rope_freqs, yarn_freqs
 from dsv41_numba.roles import LayerRole, roles
+from dsv41_numba.runtime.backend import to_device
 from dsv41_numba.weights import AttnV41LayerWeights, assemble, tensor_specs
 
 
@@ -97,10 +98,10 @@ class BenchLayer:
             blocks = -(-G // cfg.candidate_block_size)
             keep = np.random.default_rng(0).random((self.case.T, blocks)) * blocks < cfg.candidate_topk_blocks
             mask = np.repeat(keep, cfg.candidate_block_size, axis=1)[:, :G].astype(np.uint8)
-            shared.candidates.publish(mask, role.obeys_candidates, end)
+            shared.candidates.publish(to_device(mask), role.obeys_candidates, end)
         if not role.is_index_source:
             chosen = random_selection(cfg, self.case.T, self.case.pos, role.ratio)
-            shared.topk.publish(chosen, role.index_source or 0, end)
+            shared.topk.publish(to_device(chosen), role.index_source or 0, end)
         return shared
 
 

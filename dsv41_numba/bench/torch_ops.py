@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsv41_numba.layer import gather_list
+from dsv41_numba.ops.gather import gather_list
+from dsv41_numba.runtime import backend
 
 if TYPE_CHECKING:
     from dsv41_numba.bench.layers import BenchLayer
@@ -192,7 +193,8 @@ def whole_layer(layer: "BenchLayer") -> Call | None:
     cos, sin = as_torch(layer.rope.cos), as_torch(layer.rope.sin)
     turn, back = turns(cos, sin, pos, T), turns(cos, -sin, pos, T)
     matrices = w["wo_a"].view(cfg.o_groups, cfg.o_lora_rank, -1)
-    n_rows, topk = T if pos == 0 else cfg.window, layer.shared.topk.value
+    n_rows = T if pos == 0 else cfg.window
+    topk = backend.to_host(layer.shared.topk.value) if role.ratio else None
     window_idx = _indices(gather_list(cfg.window, pos, T, None), x)
     if topk is not None:
         selected, cache = _indices(topk - n_rows, x), as_torch(layer.shared.compress_kv.value)

@@ -10,6 +10,7 @@ The functions hide the files they come from: `dsv41_numba.ops.rope` is the launc
 `from dsv41_numba.ops.rope import rope_kernel` still reaches into the file.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from dsv41_numba.compare import bf16_array
 from dsv41_numba.formats.bf16 import BF16
 from dsv41_numba.ops.compress import pool, pool_ref, store_partial, store_partial_ref
+from dsv41_numba.ops.gather import gather_list, without_gaps
 from dsv41_numba.ops.grouped_linear import grouped_linear, grouped_linear_ref
 from dsv41_numba.ops.index_score import index_score, index_score_ref, index_weights, index_weights_ref
 from dsv41_numba.ops.linear import linear, linear_f32, linear_f32_ref, linear_ref
@@ -60,8 +62,10 @@ class Ops:
     ring_write: Callable[..., Any]
     index_weights: Callable[..., Any]
     index_score: Callable[..., Any]
-    candidate_blocks: Callable[..., np.ndarray]
-    select: Callable[..., np.ndarray]
+    candidate_blocks: Callable[..., Any]
+    select: Callable[..., Any]
+    gather_list: Callable[..., Any]
+    without_gaps: Callable[..., Any]
     sparse_attention: Callable[..., Any]
     grouped_linear: Callable[..., Any]
 
@@ -69,6 +73,16 @@ class Ops:
 def _bf16_to_host(array: Any) -> np.ndarray:
     host = backend.to_host(array)
     return bf16_array(host) if host.dtype == np.uint16 else host
+
+
+def _on_host(stage: Callable[..., np.ndarray]) -> Callable[..., Any]:
+    """A stage that runs on the host, for arrays that live on the device."""
+
+    @functools.wraps(stage)
+    def run(*args: Any) -> Any:
+        return backend.to_device(stage(*(backend.to_host(arg) if hasattr(arg, "shape") else arg for arg in args)))
+
+    return run
 
 
 REFERENCE = Ops(
@@ -93,6 +107,8 @@ REFERENCE = Ops(
     index_score=index_score_ref,
     candidate_blocks=candidate_blocks,
     select=select,
+    gather_list=gather_list,
+    without_gaps=without_gaps,
     sparse_attention=sparse_attention_ref,
     grouped_linear=grouped_linear_ref,
 )
@@ -117,8 +133,10 @@ PLAIN = Ops(
     ring_write=ring_write,
     index_weights=index_weights,
     index_score=index_score,
-    candidate_blocks=candidate_blocks,
-    select=select,
+    candidate_blocks=_on_host(candidate_blocks),
+    select=_on_host(select),
+    gather_list=_on_host(gather_list),
+    without_gaps=_on_host(without_gaps),
     sparse_attention=sparse_attention,
     grouped_linear=grouped_linear,
 )

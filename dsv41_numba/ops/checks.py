@@ -24,6 +24,12 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]
         raise ValueError(f"{name}: expected a C-contiguous array, got strides {tuple(array.strides)} in bytes")
 
 
+def check_count(name: str, count: Any) -> None:
+    """Refuse anything but an integer of at least 1."""
+    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
+        raise ValueError(f"{name}: expected an integer of at least 1, got {count!r}")
+
+
 def address(array: Any) -> int:
     """Where an array's first element lies, on the device or, on the emulator, on the host."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.device_ctypes_pointer.value

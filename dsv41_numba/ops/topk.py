@@ -8,7 +8,7 @@ Math       keep the k best scores of each row, "NaN first, then greater"; of equ
 Shapes     topk             score [T, G] f32, k -> [T, min(k, G)] i32: ascending, -1 at the end where a row has fewer
                             than k reachable scores (a score of -inf is not reachable)
            candidate_blocks score [T, G] f32, lens [T] ints (reachable positions of each row) -> [T, G] u8, 1 = keep
-           select           score, k, candidates [T, G] u8 or None -> as topk
+           select           score, k, candidates [T, G] u8 or None, offset -> as topk, each position plus offset
 Precision  no arithmetic, only comparisons
 Launch     none: NumPy settles every row whose set is unique; rows with a tie across the cut run the algorithms below
 Moves      4 T G bytes of scores in, 4 T k bytes out
@@ -24,7 +24,7 @@ import numba
 import numpy as np
 from numba.extending import register_jitable
 
-from dsv41_numba.ops.checks import check_array
+from dsv41_numba.ops.checks import check_array, check_count
 
 HEAP_FACTOR = 64  # a heap of k where k * 64 <= n: cheap as long as k is small beside n
 SMALL_RANGE = 3  # introselect sorts a range of at most this many entries
@@ -192,7 +192,7 @@ def chosen_mask(score: np.ndarray, k: int) -> np.ndarray:
 def topk(score: np.ndarray, k: int) -> np.ndarray:
     """score [T, G] f32, -inf where not reachable -> [T, min(k, G)] i32: the set ascending, then -1."""
     _check_host("score", score, np.float32, (None, None))
-    _check_count("k", k)
+    check_count("k", k)
     T, G = score.shape
     k = min(int(k), G)
     picked = np.full((T, k), -1, np.int32)
@@ -215,8 +215,8 @@ def candidate_blocks(score: np.ndarray, lens: np.ndarray, topk_blocks: int, bloc
     _check_host("score", score, np.float32, (None, None))
     T, G = score.shape
     _check_host("lens", lens, None, (T,))
-    _check_count("topk_blocks", topk_blocks)
-    _check_count("block_size", block_size)
+    check_count("topk_blocks", topk_blocks)
+    check_count("block_size", block_size)
     outside = np.flatnonzero((lens < 0) | (lens > G))
     if len(outside) > 0:
         t = outside[0]
@@ -231,13 +231,17 @@ def candidate_blocks(score: np.ndarray, lens: np.ndarray, topk_blocks: int, bloc
     return np.repeat(kept, block_size, axis=1)[:, :G].astype(np.uint8)
 
 
-def select(score: np.ndarray, k: int, candidates: np.ndarray | None = None) -> np.ndarray:
-    """`topk` among the candidates: score [T, G] f32, candidates [T, G] u8 or None for all -> [T, min(k, G)] i32."""
-    if candidates is None:
-        return topk(score, k)
-    _check_host("score", score, np.float32, (None, None))
-    _check_host("candidates", candidates, np.uint8, score.shape)
-    return topk(np.where(candidates != 0, score, np.float32(-np.inf)), k)
+def select(score: np.ndarray, k: int, candidates: np.ndarray | None = None, offset: int = 0) -> np.ndarray:
+    """`topk` among the candidates: score [T, G] f32, candidates [T, G] u8 or None for all -> [T, min(k, G)] i32.
+
+    `offset` rows stand before the compressed ones where the selection is used; -1 stays -1.
+    """
+    if candidates is not None:
+        _check_host("score", score, np.float32, (None, None))
+        _check_host("candidates", candidates, np.uint8, score.shape)
+        score = np.where(candidates != 0, score, np.float32(-np.inf))
+    chosen = topk(score, k)
+    return np.where(chosen < 0, -1, chosen + np.int32(offset)).astype(np.int32)
 
 
 def _check_host(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]) -> None:
@@ -247,11 +251,6 @@ def _check_host(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]
     if dtype is None and array.dtype.kind not in "iu":
         raise ValueError(f"{name}: expected integers, got {array.dtype}")
     check_array(name, array, array.dtype if dtype is None else dtype, shape)
-
-
-def _check_count(name: str, count: Any) -> None:
-    if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"{name}: expected an integer of at least 1, got {count!r}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
     linear_wgmma.py    rung 3: tensor cores by wgmma, a copy engine, pairs of blocks that stay
     linear_decode.py   one to four tokens: as fast as weight can be read
     operands.py        what the rungs share
+    topk.py            the selection and the candidate blocks, exact, without the host
+    gather.py          the gather list from them
     ptx.py             every PTX instruction, with its contract
     emulated.py        what the instructions do, for the emulator
     cluster_launch.py  launches that Numba cannot make
@@ -17,6 +19,15 @@ because `ptx` needs numba-cuda and the package must work without it.
 import dataclasses
 
 from dsv41_numba.ops import PLAIN
-from dsv41_numba.tuned import linear
+from dsv41_numba.tuned import gather, linear, topk
 
-TUNED = dataclasses.replace(PLAIN, name="tuned", linear=linear.linear, grouped_linear=linear.grouped_linear)
+TUNED = dataclasses.replace(
+    PLAIN,
+    name="tuned",
+    linear=linear.linear,
+    grouped_linear=linear.grouped_linear,
+    candidate_blocks=topk.candidate_blocks,
+    select=topk.select,
+    gather_list=gather.gather_list,
+    without_gaps=gather.without_gaps,
+)

@@ -22,6 +22,7 @@ from dsv41_numba.runtime.emulator.scope import (
     Scope,
     hashable,
     is_device_function,
+    python_function,
     type_text,
 )
 from dsv41_numba.runtime.emulator.state import Array, State
@@ -39,7 +40,7 @@ class Calls(State):
             scope.fail(node, "*arguments are not supported")
         operation = scope.operation(node)
         if is_device_function(operation):
-            return self.paste(operation.py_func, node, scope)
+            return self.paste(python_function(operation), node, scope)
         if operation in ARRAYS:
             return self.array(operation, f"{ast.unparse(node)}", node, scope)
         if operation is None:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numba
 import numpy as np
 from numba import cuda
+from numba.core.typing.templates import builtin_registry
 
 from dsv41_numba.runtime.emulator.errors import EmulatorError
 from dsv41_numba.runtime.emulator.layout import AT_BLOCK, AT_WARP
@@ -102,7 +103,9 @@ def dimensions() -> dict[Any, str]:
 
 
 def is_device_function(value: Any) -> bool:
-    """Whether a value is a `@cuda.jit` function."""
+    """Whether a value is a `@cuda.jit` function, or one that `register_jitable` lets every compiler of Numba's call."""
+    if inspect.isfunction(value):
+        return any(value is registered for registered, _ in builtin_registry.globals)
     return hasattr(value, "py_func") and (getattr(type(value), "__module__", "") or "").startswith("numba.cuda")
 
 
