@@ -10,10 +10,12 @@ The launchers in `ops/` use the functions below and never ask which machine they
 bf16 arrays (`ml_dtypes.bfloat16`) become their uint16 bit patterns on the way in, because Numba has no bf16 type.
 """
 
+import contextlib
+import dataclasses
 import functools
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +63,7 @@ def current() -> Backend:
     if simulated:
         raise BackendError(f"DSV41_BACKEND={wanted}: NUMBA_ENABLE_CUDASIM is set and would replace it; unset one")
     if wanted == "emulator":
-        return _emulator("DSV41_BACKEND=emulator")
+        return emulator("DSV41_BACKEND=emulator")
     # Numba's own CUDA target is no longer kept up to date; the one that is comes with the extra
     missing = "numba-cuda is not installed" if importlib.util.find_spec("numba_cuda") is None else ""
     if not missing and not cuda.is_available():
@@ -70,7 +72,18 @@ def current() -> Backend:
         return _gpu("DSV41_BACKEND=gpu" if wanted else "a CUDA device was found")
     if wanted == "gpu":
         raise BackendError(f"DSV41_BACKEND=gpu: {missing}; `dsv41 doctor` says what to do")
-    return _emulator(missing)
+    return emulator(missing)
+
+
+@contextlib.contextmanager
+def using(machine: Backend) -> Iterator[None]:
+    """Make a machine the current one inside a with block, whatever this process has chosen."""
+    global current
+    chosen, current = current, lambda: machine  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        current = chosen
 
 
 def launch(kernel: Any, grid: Any, block: Any, *args: Any) -> None:
@@ -105,10 +118,15 @@ def _as_bits(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint16) if array.dtype == BF16 else array
 
 
-def _poisoned(shape: Any, dtype: Any) -> np.ndarray:
+def _poisoned(shape: Any, dtype: Any, byte: int = POISON) -> np.ndarray:
     array: np.ndarray = np.empty(shape, dtype)
-    array.reshape(-1).view(np.uint8).fill(POISON)
+    array.reshape(-1).view(np.uint8).fill(byte)
     return array
+
+
+def poisoned(machine: Backend, byte: int = POISON) -> Backend:
+    """A machine whose `empty` fills arrays with this byte, on a GPU too."""
+    return dataclasses.replace(machine, empty=lambda shape, dtype: machine.to_device(_poisoned(shape, dtype, byte)))
 
 
 def _gpu(reason: str) -> Backend:
@@ -117,21 +135,20 @@ def _gpu(reason: str) -> Backend:
     def run(kernel: Any, grid: Any, block: Any, *args: Any) -> None:
         kernel[grid, block](*args)
 
-    def poisoned(shape: Any, dtype: Any) -> Any:
-        return cuda.to_device(_poisoned(shape, dtype))
-
-    return Backend(
+    machine = Backend(
         name="gpu",
         reason=reason,
         launch=run,
         to_device=cuda.to_device,
         to_host=lambda array: array if isinstance(array, np.ndarray) else array.copy_to_host(),
-        empty=poisoned if os.environ.get("DSV41_POISON") == "1" else cuda.device_array,
+        empty=cuda.device_array,
         zeros=lambda shape, dtype: cuda.to_device(np.zeros(shape, dtype)),
     )
+    return poisoned(machine) if os.environ.get("DSV41_POISON") == "1" else machine
 
 
-def _emulator(reason: str) -> Backend:
+def emulator(reason: str) -> Backend:
+    """Compiled CPU code."""
     from dsv41_numba.runtime.emulator import emulate
 
     def run(kernel: Any, grid: Any, block: Any, *args: Any) -> None:

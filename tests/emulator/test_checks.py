@@ -10,12 +10,14 @@ from emulator_kernels import FULL
 from numba import cuda, float32, int32
 
 from dsv41_numba.runtime.emulator import (
+    Accesses,
     DivergentBarrier,
     EmulatorError,
     OutOfBounds,
     Race,
     UninitialisedRead,
     barrier_places,
+    count_accesses,
     emulate,
     race_check,
     without_barrier,
@@ -283,6 +285,30 @@ def shifted(x, y):
     y[cuda.threadIdx.x] = row[cuda.threadIdx.x]
 
 
+@cuda.jit
+def root_changes(x, together, y):
+    """All lanes read one element; after they met, lane 0 reads it again and writes it."""
+    root = cuda.shared.array(1, float32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        root[0] = x[0]
+    cuda.syncthreads()
+    y[t] = root[0]
+    if together:
+        cuda.syncwarp()
+    if t == 0 and root[0] < x[1]:
+        root[0] = x[1]
+
+
+def test_a_lane_may_change_what_its_warp_read_before_it_met():
+    x, y = np.array([1, 2], np.float32), np.zeros(64, np.float32)
+    emulate(root_changes, racecheck=True)[1, 32](x, True, y)
+    with pytest.raises(Race, match=r"root\[0\], which thread"):
+        emulate(root_changes, racecheck=True)[1, 32](x, False, y)
+    with pytest.raises(Race, match=r"root\[0\], which"):  # the other warp has not met with this one
+        emulate(root_changes, racecheck=True)[1, 64](x, True, y)
+
+
 def test_racecheck_sees_views_and_arguments_that_overlap():
     x = np.zeros(65)
     emulate(shifted, racecheck=True)[1, 64](x, np.zeros(64))
@@ -290,3 +316,33 @@ def test_racecheck_sees_views_and_arguments_that_overlap():
         emulate(shifted, racecheck=True)[1, 64](x, x[1:])
     with pytest.raises(Race, match=r"writes y\[0, 0\], which block \(0, 0, 0\)"):
         emulate(racy, racecheck=True)[2, 64](np.zeros(64, np.float32), np.zeros((64, 2), np.float32)[::-1].T, 6)
+
+
+@cuda.jit
+def busy(x, y, total):
+    s = cuda.shared.array(64, float32)
+    l = cuda.local.array(2, float32)  # noqa: E741
+    t, i = cuda.threadIdx.x, cuda.grid(1)
+    s[t] = x[i]
+    cuda.syncthreads()
+    l[0] = s[63 - t]
+    if i < 100:
+        y[i] = l[0] + at(x, i)
+        y[i] += 1
+    if t == 5:
+        cuda.atomic.add(total, 0, 1)
+
+
+def test_reads_and_writes_of_array_arguments_are_counted():
+    x, y, total = np.arange(128.0, dtype=np.float32), np.zeros(128, np.float32), np.zeros(1, np.int32)
+    counted = count_accesses(busy, 2, 64, (x, y, total))
+    assert counted == Accesses(reads=128 + 2 * 100 + 2, writes=2 * 100 + 2, thread_reads=4, thread_writes=3)
+    assert total[0] == 2 and y[3] == x[60] + x[3] + 1  # it runs as ever
+    assert count_accesses(busy, 1, 64, (x, y, total)).reads == 64 + 2 * 64 + 1  # nothing is left of the launch before
+    with pytest.raises(EmulatorError, match="racecheck and count: expected one of them, got both"):
+        emulate(busy, racecheck=True, count=True)
+
+
+def test_counting_finds_faults_as_any_launch():
+    with pytest.raises(OutOfBounds, match=r"`x\[i\]`: index \[64\] is outside x of shape \[64\]"):
+        count_accesses(busy, 2, 64, (np.zeros(64, np.float32), np.zeros(128, np.float32), np.zeros(1, np.int32)))

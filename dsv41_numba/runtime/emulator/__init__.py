@@ -13,9 +13,10 @@ How a GPU's threads become something a CPU runs well, in reading order:
 - `layout`: the memory that all of them share;
 - `launch`: checks a launch, packs its arguments, splits its blocks over the cores;
 - `report`, `errors`: what went wrong, with kernel, block, thread and line;
-- `races`, `barriers`: tools for tests.
+- `races`, `barriers`, `accesses`: tools for tests and exercises.
 """
 
+from dsv41_numba.runtime.emulator.accesses import Accesses, count_accesses
 from dsv41_numba.runtime.emulator.barriers import barrier_places, count_barriers, without_barrier
 from dsv41_numba.runtime.emulator.errors import (
     DivergentBarrier,
@@ -28,12 +29,14 @@ from dsv41_numba.runtime.emulator.launch import emulate
 from dsv41_numba.runtime.emulator.races import race_check
 
 __all__ = [
+    "Accesses",
     "DivergentBarrier",
     "EmulatorError",
     "OutOfBounds",
     "Race",
     "UninitialisedRead",
     "barrier_places",
+    "count_accesses",
     "count_barriers",
     "emulate",
     "race_check",

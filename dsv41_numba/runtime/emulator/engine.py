@@ -16,7 +16,7 @@ VOTE_BALLOT, VOTE_ANY, VOTE_ALL, VOTE_COUNT, VOTE_BLOCK_OR, VOTE_BLOCK_AND = ran
 SEVERAL_WARPS = -1  # as a reader in a history: threads of more than one warp; -2 - w: several lanes of warp w
 SEVERAL_BLOCKS = -1  # as a block in a history
 
-# for functions that the three compiled ones call
+# for functions that the compiled ones call
 inlined: Any = njit(_nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]
 
 
@@ -135,6 +135,19 @@ def note(address, element, kind, t, site):
     return 0  # local memory and constants
 
 
+def count(address, element, kind, t, site):
+    """In the place of `note`: add one access to thread t's number if the element is an argument's. Never a fault."""
+    h = words(address, at.HEADER_WORDS)
+    regions = words(h[at.REGIONS], h[at.REGION_COUNT] * at.REGION_WORDS)
+    for r in range(1, h[at.REGION_COUNT]):  # 0 is shared memory
+        if regions[r * at.REGION_WORDS] <= element < regions[r * at.REGION_WORDS + 1]:
+            words(h[at.SHADOW], (h[at.BLOCK] + 1) * h[at.THREADS] * at.KINDS)[
+                (h[at.BLOCK] * h[at.THREADS] + t) * at.KINDS + kind
+            ] += 1
+            return 0
+    return 0
+
+
 @inlined
 def _history(h, row, is_shared, kind, t, site, region, i):
     block, interval, meeting = h[at.BLOCK] + 1, h[at.INTERVAL], h[at.WARP_INTERVAL + t // 32]
@@ -174,7 +187,11 @@ def _clash(row, part, block, interval, meeting, t):
 
 @inlined
 def _remember(row, part, block, interval, meeting, t, site, add):
-    """Write an access into a history; with `add` it joins those of the same interval, else it replaces them."""
+    """Write an access into a history; with `add` it joins those of the same interval, else it replaces them.
+
+    It also replaces those of its own warp that a meeting of the warp lies behind: for this warp they are in order, and
+    for the others one thread of it stands for all.
+    """
     who, of = t, block
     before = row[part + at.ROW_BLOCK]
     if add and before != 0:
@@ -183,7 +200,10 @@ def _remember(row, part, block, interval, meeting, t, site, add):
         elif row[part + at.ROW_INTERVAL] == interval and row[part + at.ROW_WHO] != t:
             who = row[part + at.ROW_WHO]
             warp = who // 32 if who >= 0 else -2 - who
-            who = -2 - t // 32 if who != SEVERAL_WARPS and warp == t // 32 else SEVERAL_WARPS
+            if who == SEVERAL_WARPS or warp != t // 32:
+                who = SEVERAL_WARPS
+            else:
+                who = -2 - t // 32 if row[part + at.ROW_WARP_INTERVAL] == meeting else t
     row[part + at.ROW_BLOCK], row[part + at.ROW_INTERVAL], row[part + at.ROW_WHO] = of, interval, who
     row[part + at.ROW_WARP_INTERVAL], row[part + at.ROW_SITE] = meeting, site
 

@@ -99,9 +99,10 @@ class Emulated:
     """A kernel made ready: `emulated[grid, block](*args)`.
 
     Options: `boundscheck` (on) checks every index; `racecheck` watches every access to shared memory and to the array
-    arguments, at about 20 times the cost; `order` "forward", "reverse" or "shuffle" (with `seed`) is that of the
-    threads; `workers` is the number of cores, by default as many as pay; `allow_exit` lets threads end while others
-    of their block wait at a barrier.
+    arguments, at about 20 times the cost; `count` counts the accesses to the array arguments instead: after a launch
+    `counts` has a row for each thread and a column for each kind; `order` "forward", "reverse" or "shuffle" (with
+    `seed`) is that of the threads; `workers` is the number of cores, by default as many as pay; `allow_exit` lets
+    threads end while others of their block wait at a barrier.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Emulated:
         kernel: Any,
         boundscheck: bool = True,
         racecheck: bool = False,
+        count: bool = False,
         order: str = "forward",
         workers: int | None = None,
         allow_exit: bool = False,
@@ -116,15 +118,19 @@ class Emulated:
     ):
         if order not in ORDERS:
             raise EmulatorError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")
+        if racecheck and count:
+            raise EmulatorError("racecheck and count: expected one of them, got both")
         function = python_function(kernel)
         self.name = function.__name__
-        self.racecheck, self.order, self.allow_exit, self.seed = racecheck, order, allow_exit, seed
+        self.watches, self.racecheck = racecheck or count, racecheck
+        self.counts = np.zeros((0, at.KINDS), np.int64)
+        self.order, self.allow_exit, self.seed = order, allow_exit, seed
         self.translated = Translator(function, getattr(kernel, "dropped_barrier", None))
         # one thread at a time makes atomics and histories simple, and keeps the order of float additions the same
-        alone = racecheck or order != "forward" or self.translated.uses_atomics
+        alone = self.watches or order != "forward" or self.translated.uses_atomics
         self.workers = 1 if alone else workers or available_cores()
         self.always_split = workers is not None
-        self.module = assemble(self.translated, boundscheck, racecheck)
+        self.module = assemble(self.translated, boundscheck, self.watches)
         self.configs: dict[Any, Config] = {}
         self.compiled: dict[tuple[Any, ...], Compiled] = {}
 
@@ -148,7 +154,7 @@ class Emulated:
                 values.append(a)
         key = tuple(kinds)
         compiled = self.compiled.get(key) or self.compile(key)
-        if self.racecheck:
+        if self.watches:
             self.run(compiled, checked, values, 0, checked.blocks, args)
             return
         began, first = time.perf_counter_ns(), 0
@@ -194,7 +200,7 @@ class Emulated:
             compiled.pack.pack_into(space.context, 0, *values, space.address)
         except struct.error as error:
             raise EmulatorError(f"{self.name}: {error}") from None
-        history = self.watch(words, args) if self.racecheck else None
+        history = self.watch(words, config, args) if self.watches else None
         why = _scheduler()(space.address)
         if why != 0:
             report.stopped(self, why, words, config, args)
@@ -305,8 +311,8 @@ class Emulated:
         words[at.LOCAL_BYTES] = -(-self.translated.local_bytes // 16) * 16
         if self.translated.uses_votes:
             words[at.VOTE] = native.engine_function("vote")
-        if self.racecheck:
-            words[at.NOTE] = native.engine_function("note")
+        if self.watches:
+            words[at.NOTE] = native.engine_function("note" if self.racecheck else "count")
         order = words[(offsets[at.ORDER] // 8) :].view(np.int32)[: -(-n // 32) * 32]
         order[:] = self.permutation(n).reshape(-1)
         return Workspace(words, context, address)
@@ -322,8 +328,9 @@ class Emulated:
             order = rng.permuted(rng.permutation(order), axis=1)
         return order
 
-    def watch(self, words: np.ndarray, args: tuple[Any, ...]) -> list[np.ndarray]:
-        """Set up the race check: the regions that are watched, shared memory first, and an empty history of each."""
+    def watch(self, words: np.ndarray, config: Config, args: tuple[Any, ...]) -> list[np.ndarray]:
+        """Set up the race check or the counting: the regions that are watched, shared memory first, and an empty
+        history of each or a 0 for each thread."""
         shared = [a for a in self.translated.arrays.values() if a.is_shared]
         item = min((a.dtype.itemsize for a in shared), default=16)
         start = int(words[at.SHARED])
@@ -335,9 +342,13 @@ class Emulated:
             rows += -(-(high - low) // item)
         table = np.array(regions, np.int64)
         try:
-            history = np.zeros(rows * at.ROW, np.int32)
+            if self.racecheck:
+                history: np.ndarray = np.zeros(rows * at.ROW, np.int32)
+            else:
+                history = self.counts = np.zeros((config.blocks * config.threads, at.KINDS), np.int64)
         except MemoryError:
-            raise EmulatorError(f"{self.name}: no memory for the race check's history of {rows} elements") from None
+            what = f"the race check's history of {rows} elements" if self.racecheck else "counting"
+            raise EmulatorError(f"{self.name}: no memory for {what}") from None
         words[at.REGIONS], words[at.REGION_COUNT], words[at.SHADOW] = table.ctypes.data, len(table), history.ctypes.data
         return [table, history]
 

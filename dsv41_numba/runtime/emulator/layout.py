@@ -27,7 +27,8 @@ EXCHANGE, CODES, STATES, SHARED, LOCAL = 24, 25, 26, 27, 28  # addresses
 SHARED_BYTES, LOCAL_BYTES = 29, 30  # a block's shared memory, a thread's local memory
 ORDER = 31  # address of the order in which threads run, 32 int32 a warp, -1 where there is no lane
 NOTE, VOTE = 32, 33  # addresses of engine functions that kernels call
-REGIONS, REGION_COUNT, SHADOW = 34, 35, 36  # race check: what is watched, and the history of each element
+REGIONS, REGION_COUNT = 34, 35  # what is watched by the race check or counted
+SHADOW = 36  # race check: address of the history of each element; counting: of the number of accesses of each thread
 
 # set where a fault is found
 FAULT = 40  # one of the kinds below
@@ -53,8 +54,10 @@ FAULT_RESULT = 77  # what a thread's code returns after it has filled in a fault
 # results of the scheduler besides 0
 DIVERGENT_WARP, PARTLY_ENDED, DIFFERENT_BARRIERS, FAULTED, NUMBA_RAISED = 1, 2, 3, 4, 5
 
-# kinds of access, for the race check
+# kinds of access, for the race check and for counting: an atomic operation is two of its kind, one that reads and one
+# that writes
 READ, WRITE, ATOMIC = 0, 1, 2
+KINDS = 3
 
 # the history of one element: 12 int32, first of the last write, then of the last read
 ROW = 12

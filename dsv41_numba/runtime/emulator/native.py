@@ -109,6 +109,7 @@ ENGINE = {
     "run_blocks": (types.int64,),
     "vote": (types.int64,) * 3,
     "note": (types.int64,) * 5,
+    "count": (types.int64,) * 5,
 }
 
 
