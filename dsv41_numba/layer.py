@@ -140,10 +140,10 @@ def forward(
     # 1, 2: the query, through a low-rank bottleneck
     qr = keep("qr", ops.rmsnorm(ops.linear(x, w.wq_a), w.q_norm, eps))  # [T, q_lora_rank]
     q = ops.linear(qr, w.wq_b).reshape(T, H, D)  # [T, H, D]
-    q = keep("q", ops.rope(q, rope.cos, rope.sin, start_pos))  # [T, H, D]
+    q = keep("q", ops.rope_in_place(q, rope.cos, rope.sin, start_pos))  # [T, H, D]
     # 3: this call's window rows, quantised to fp8 and back, and the ring that holds the last W of them
     kv = ops.rmsnorm(ops.linear(x, w.wkv), w.kv_norm, eps).reshape(T, 1, D)  # [T, 1, D]
-    kv = ops.rope(kv, rope.cos, rope.sin, start_pos).reshape(T, D)  # [T, D]
+    kv = ops.rope_in_place(kv, rope.cos, rope.sin, start_pos).reshape(T, D)  # [T, D]
     kv = keep("kv", ops.fp8_round_trip(kv))  # [T, D]
     window_rows = ring_and_rows(call, kv) if call.chunk else kv  # [W + T or T, D]
     ops.ring_write(kv, state.window, start_pos)
@@ -197,7 +197,9 @@ def compress(call: LayerCall, weights: AttnV41LayerWeights, x: Any, index_keys: 
         latent = keep("latent", latent)
         # 5: the index keys, from the latent BEFORE its rotation
         key = ops.rmsnorm(ops.linear(latent, indexer.wk), indexer.k_norm, eps).reshape(n, 1, cfg.index_head_dim)
-        key = ops.rope(key, rope.cos, rope.sin, group_pos, role.ratio).reshape(n, cfg.index_head_dim)  # [n, Di]
+        key = ops.rope_in_place(key, rope.cos, rope.sin, group_pos, role.ratio).reshape(
+            n, cfg.index_head_dim
+        )  # [n, Di]
         key = keep("index_k", ops.fp4_round_trip_e8m0(key))  # [n, Di]
         ops.ring_write(key, state.index_k, first)
         # 9: the latent itself, rotated and quantised
@@ -216,7 +218,7 @@ def select(call: LayerCall, weights: AttnV41LayerWeights, x: Any, qr: Any) -> No
     assert w is not None  # an index source has one
     # 6: index queries and the weight of each index head
     index_q = ops.linear(qr, w.wq_b).reshape(T, cfg.index_n_heads, cfg.index_head_dim)  # [T, Hi, Di]
-    index_q = ops.rope(index_q, call.rope.cos, call.rope.sin, call.start_pos)  # [T, Hi, Di]
+    index_q = ops.rope_in_place(index_q, call.rope.cos, call.rope.sin, call.start_pos)  # [T, Hi, Di]
     index_q = keep("index_q", ops.fp4_round_trip_e8m0(index_q))  # [T, Hi, Di]
     index_w = keep("index_w", ops.index_weights(ops.linear(x, w.weights_proj), cfg.index_scale))  # [T, Hi]
     # 7: score[t, g], -inf where group g ends after position start_pos + t

@@ -109,13 +109,14 @@ def print_check(result: Report, recording: Recording, ops: str, console: Console
 
 
 def print_picks(ops: Ops, console: Console) -> None:
-    """Which rungs of the ladder the tuned linears took, and why; nothing for the other op tables."""
+    """Which rungs the tuned linears and the tuned sparse attention took, and why; nothing for the other op tables."""
     if ops.name != "tuned":
         return
-    from dsv41_numba.tuned.linear import PICKED
+    from dsv41_numba.tuned import linear, sparse_attention
 
-    for (rung, reason), count in PICKED.most_common():
-        console.print(f"tuned linears: {count} by {rung}, because {reason}", soft_wrap=True)
+    for what, picked in (("linears", linear.PICKED), ("sparse attention", sparse_attention.PICKED)):
+        for (rung, reason), count in picked.most_common():
+            console.print(f"tuned {what}: {count} by {rung}, because {reason}", soft_wrap=True)
 
 
 def _alone_cells(tally: Tally | None, rule: Rule) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ from dsv41_numba.ops import PLAIN
 from dsv41_numba.roles import roles
 from dsv41_numba.runtime import backend
 from dsv41_numba.stages import STAGES
-from dsv41_numba.tuned import cluster_launch
+from dsv41_numba.tuned import cluster_launch, recorded
+from dsv41_numba.tuned.recorded import recorded_launches
 from ptx import CAPABILITIES, ptx_of
 
 GPU = backend.current().name == "gpu"
@@ -291,7 +292,7 @@ def test_bench_takes_one_sample_of_a_call_that_outlasts_the_budget(monkeypatch):
 def test_bench_captures_the_launches_of_a_stage_and_still_runs_them():
     draw = Draw(5)
     x, weight = draw.bf16(3, 40), draw.f32(40)
-    with timing.captured_launches() as launches:
+    with recorded_launches() as launches:
         y = PLAIN.rmsnorm(x, weight, 1e-6)
     assert len(launches) == 1 and launches[0].kernel.py_func.__name__ == "rmsnorm_kernel"
     assert verify("rmsnorm", (x, weight, 1e-6), y).ok
@@ -305,11 +306,24 @@ def test_bench_captures_launches_that_do_not_go_through_the_backend(monkeypatch)
     before, prepared = cluster_launch.Launch.__call__, object.__new__(cluster_launch.Launch)
     draw = Draw(5)
     x, weight = draw.bf16(3, 40), draw.f32(40)
-    with timing.captured_launches() as launches:
+    with recorded_launches() as launches:
         PLAIN.rmsnorm(x, weight, 1e-6)
         prepared()
-    assert [type(launch) for launch in launches] == [timing.Launch, cluster_launch.Launch]
+    assert [type(launch) for launch in launches] == [recorded.Launch, cluster_launch.Launch]
     assert launches[1] is prepared and ran == [prepared] and cluster_launch.Launch.__call__ is before
+
+
+def test_bench_holds_the_tuned_selection_to_the_hosts(monkeypatch):
+    monkeypatch.setattr(ladder, "device_time", lambda calls, launches: Time(launches, 1.9, 2.1, 7, 5))
+    rows = ladder.measure_selection(TINY, "decode 60", 1, 59, Draw(3))
+    assert [(row.op, row.kind, row.verdict.elements, row.time.ms) for row in rows] == [
+        ("select", "kernel", TINY.index_topk, 2),
+        ("select ties", "kernel", TINY.index_topk, 2),
+        ("candidate_blocks", "kernel", 60, 4),
+    ]
+    monkeypatch.setattr(ladder.topk, "select", lambda score, k, **columns: PLAIN.select(score, k, None, 1))
+    wrong = ladder.measure_selection(TINY, "decode 60", 1, 59, Draw(3))[0]
+    assert not wrong.ok and wrong.time is None and wrong.verdict.worst > 0
 
 
 def fixed_times(monkeypatch):

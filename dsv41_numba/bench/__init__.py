@@ -4,7 +4,7 @@
 
     cases       what is measured: every op of the geometry, with the bytes and operations that it needs
     layers      whole layers, one of each kind
-    ladder      the tuned linears, and every rung of theirs at one large size
+    ladder      the tuned linears and sparse attention, and every rung of the linears at one large size
     inputs      random arrays made on the device
     verify      each case against its NumPy reference, before it is timed
     timing      device time without Python's launches, and host time
@@ -41,7 +41,15 @@ from dsv41_numba.bench.cases import (
     position,
 )
 from dsv41_numba.bench.inputs import Draw
-from dsv41_numba.bench.ladder import COMPARED, LADDER, SIZE, has_ladder, measure_ladder, measure_tuned
+from dsv41_numba.bench.ladder import (
+    LADDER,
+    SIZE,
+    TUNED_OPS,
+    has_ladder,
+    measure_ladder,
+    measure_selection,
+    measure_tuned,
+)
 from dsv41_numba.bench.layers import LayerCase, layer_cases
 from dsv41_numba.bench.machine import machine
 from dsv41_numba.bench.measure import Row, launch_cost, measure_candidates, measure_layer, measure_op, measure_select
@@ -110,7 +118,7 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
 
     def op_tasks(case: Case) -> list[Task]:
         tasks: list[Task] = [(case.op, case.name, lambda: measure_op(case, ops, draw, on_gpu, with_torch))]
-        if ladder and case.op in COMPARED:
+        if ladder and case.op in TUNED_OPS:
             tasks.append((case.op, case.name, lambda: measure_tuned(case, draw, with_torch)))
         return tasks
 
@@ -123,6 +131,9 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
     def candidates_task(name: str, T: int, pos: int) -> Task:
         return "candidate_blocks", name, lambda: measure_candidates(cfg, name, T, pos, ops, draw)
 
+    def selection_task(name: str, T: int, pos: int) -> Task:
+        return "select", name, lambda: measure_selection(cfg, name, T, pos, draw)
+
     calls = [(f"prefill {T}", T, 0) for T in prefills]
     calls += [(f"decode {context}", 1, position(context)) for context in contexts]
     tasks = [task for case in op_cases(cfg, prefills, contexts) for task in op_tasks(case)]
@@ -130,8 +141,10 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
         tasks.append((LADDER, str(SIZE), lambda: measure_ladder(draw, with_torch)))
     tasks += [select_task(*call) for call in calls]
     tasks += [candidates_task(*call) for call in calls]
+    if ladder:
+        tasks += [selection_task(*call) for call in calls]
     tasks += [layer_task(case, ops) for case in layer_cases(cfg, prefills, contexts)]
-    if ladder:  # of the layers that differ from these in their linears alone, one prefill and one decode
+    if ladder:  # of the layers with tuned linears and attention, one prefill and one decode
         tasks += [layer_task(case, TUNED) for case in layer_cases(cfg, QUICK_PREFILLS, QUICK_CONTEXTS)]
     return tasks
 

@@ -1,31 +1,38 @@
-"""The linear ladder: the tuned linears beside torch, and every rung at one large size.
+"""The tuned stages beside torch or held to the host's, and every rung of the linears at one large size.
 
 Only on GPUs of compute capability 8.0 and up: below it the rungs are the emulator's business.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numba import cuda
 
 from dsv41_numba.bench import torch_ops
 from dsv41_numba.bench.cases import Case
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.bench.lines import file_lines
-from dsv41_numba.bench.measure import Row, measure_op
-from dsv41_numba.bench.timing import Candidate, captured_launches, device_times
-from dsv41_numba.bench.verify import Verdict, verify_rows
+from dsv41_numba.bench.measure import Row, measure_op, random_scores, together
+from dsv41_numba.bench.timing import Candidate, device_time, device_times
+from dsv41_numba.bench.verify import Verdict, verify, verify_attention, verify_rows
+from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN
+from dsv41_numba.ops import topk as host_topk
 from dsv41_numba.runtime import backend
-from dsv41_numba.tuned import TUNED
+from dsv41_numba.tuned import TUNED, sparse_attention, topk
 from dsv41_numba.tuned.linear import Choice, picked, rung
+from dsv41_numba.tuned.recorded import recorded_launches
 
 LADDER = "ladder"  # the op of its rows
 SIZE = 8192  # M, N and K
 CUBLAS = "cublas"
 # The linears that the tuned ones are compared by: those that take nearly all the time of a layer's linears.
 COMPARED = ("linear wq_a", "linear wq_b", "linear wkv", "grouped_linear wo_a", "linear wo_b")
+TUNED_OPS = (*COMPARED, "sparse_attention", "linear_f32 compressor", "index_score")
 
 
 @dataclass(frozen=True)
@@ -69,17 +76,60 @@ def rungs() -> tuple[str, ...]:
 
 
 def measure_tuned(case: Case, draw: Draw, with_torch: bool) -> list[Row]:
-    """`measure_op` with the tuned table, checked by whole rows; says which rung was picked."""
+    """`measure_op` with the tuned table, linears checked by whole rows; says which rung was picked."""
     choices: list[Choice] = []
 
     def check(stage: str, arguments: tuple[Any, ...], result: Any, before: Any) -> Verdict:
+        if stage == "sparse_attention":
+            choices.append(sparse_attention.picked(*arguments))
+            return verify_attention(stage, arguments, result)
+        if stage not in ("linear", "grouped_linear"):
+            return verify(stage, arguments, result)
         x, weight, *groups = arguments
         x_rows, y_rows = (array.reshape(x.shape[0], array.size // x.shape[0]) for array in (x, result))
         choices.append(picked(x_rows, weight, groups[0] if groups else 1, y_rows))
         return verify_rows(stage, arguments, result)
 
     rows = measure_op(case, TUNED, draw, True, with_torch, check)
-    return [dataclasses.replace(row, rung=choices[0].rung) for row in rows]
+    return [dataclasses.replace(row, rung=choices[0].rung if choices else None) for row in rows]
+
+
+def measure_selection(cfg: AttnV41Cfg, name: str, T: int, pos: int, draw: Draw) -> list[Row]:
+    """The selection and the candidate blocks on the device, from the scores of a ratio-1 layer, held to the host's.
+
+    "select" on float32 scores, of which no two are equal; "select ties" on the same rounded to bf16, as index scores
+    are, where nearly every cut lies in a tie; the candidate blocks on these too.
+    """
+    _, scores = random_scores(T, pos, draw)
+    rounded = as_bf16(scores).astype(np.float32)
+    lens = (pos + 1 + np.arange(T)).astype(np.int32)
+    blocks = cfg.candidate_topk_blocks, cfg.candidate_block_size
+    k = min(cfg.index_topk, pos + T)
+    return [
+        _held_to_host("select", name, topk.select, host_topk.select, (scores, k), 4 * scores.size + 4 * T * k),
+        _held_to_host("select ties", name, topk.select, host_topk.select, (rounded, k), 4 * scores.size + 4 * T * k),
+        _held_to_host(
+            "candidate_blocks",
+            name,
+            topk.candidate_blocks,
+            host_topk.candidate_blocks,
+            (rounded, lens, *blocks),
+            5 * scores.size,
+        ),
+    ]
+
+
+def _held_to_host(
+    op: str, name: str, stage: Callable[..., Any], host: Callable[..., Any], arguments: tuple[Any, ...], bytes_: int
+) -> Row:
+    with recorded_launches() as launches:
+        result = stage(*(backend.to_device(a) if isinstance(a, np.ndarray) else a for a in arguments))
+    expected = host(*arguments)
+    differ = int(np.count_nonzero(backend.to_host(result) != expected))
+    row = Row(TUNED.name, op, name, "kernel", None, bytes_, 0, Verdict(op, expected.size, differ, 0))
+    if not row.ok:
+        return row
+    return dataclasses.replace(row, time=device_time([together(launches)], len(launches)))
 
 
 def measure_ladder(draw: Draw, with_torch: bool, size: int = SIZE) -> list[Row]:
@@ -88,7 +138,7 @@ def measure_ladder(draw: Draw, with_torch: bool, size: int = SIZE) -> list[Row]:
     rows, candidates = [], []
     for name in rungs():
         y = draw.bf16(size, size)  # numbers to write over: what a rung leaves out is not what another one wrote
-        with captured_launches() as launches:
+        with recorded_launches() as launches:
             if name == "plain":
                 y = PLAIN.linear(x, weight)
             else:

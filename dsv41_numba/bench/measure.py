@@ -14,12 +14,13 @@ from dsv41_numba.bench import torch_ops
 from dsv41_numba.bench.cases import Case
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.bench.layers import BenchLayer, LayerCase
-from dsv41_numba.bench.timing import Candidate, Time, captured_launches, device_time, device_times, host_time
+from dsv41_numba.bench.timing import Candidate, Time, device_time, device_times, host_time
 from dsv41_numba.bench.verify import Verdict, checked, to_verify, verify
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.ops import Ops
 from dsv41_numba.ops.rmsnorm import rmsnorm
 from dsv41_numba.runtime import backend
+from dsv41_numba.tuned.recorded import recorded_launches
 
 ROTATED_BYTES = 1 << 28  # of all argument sets together: several times the largest cache
 MOST_SETS = 64
@@ -67,7 +68,7 @@ def measure_op(
     stage = getattr(ops, case.stage)
     arguments = case.arguments(draw)
     before = to_verify(case.stage, arguments)
-    with captured_launches() as launches:
+    with recorded_launches() as launches:
         result = stage(*arguments)
     verdict = check(case.stage, arguments, result, before)
     row = Row(ops.name, case.op, case.name, "kernel", None, case.bytes, case.flops, verdict)
@@ -77,7 +78,7 @@ def measure_op(
         return [dataclasses.replace(row, kind="call", time=host_time(lambda: stage(*arguments)))]
     sets = [(arguments, result)]
     size = sum(array_bytes(a) for a in (*arguments, result))
-    with captured_launches() as more:
+    with recorded_launches() as more:
         for _ in range(min(MOST_SETS, -(-ROTATED_BYTES // max(size, 1))) - 1):
             of_op = len(more)
             arguments = case.arguments(draw)
@@ -85,7 +86,7 @@ def measure_op(
             sets.append((arguments, stage(*arguments)))
     launches += more
     per_call = len(launches) // len(sets)
-    ours = Candidate([_together(launches[i : i + per_call]) for i in range(0, len(launches), per_call)], per_call)
+    ours = Candidate([together(launches[i : i + per_call]) for i in range(0, len(launches), per_call)], per_call)
     beside = [torch_ops.beside(case.stage, *used) for used in sets] if with_torch else []
     theirs = (
         [Candidate([call for call in beside if call], torch_ops.launches_per_call(case.stage))] if any(beside) else []
@@ -94,7 +95,7 @@ def measure_op(
     return [dataclasses.replace(row, time=times[0], torch=times[1] if theirs else None)]
 
 
-def _together(launches: list[Any]) -> Callable[[], None]:
+def together(launches: list[Any]) -> Callable[[], None]:
     if len(launches) == 1:
         return launches[0]
 
@@ -118,9 +119,9 @@ def measure_layer(case: LayerCase, cfg: AttnV41Cfg, ops: Ops, on_gpu: bool, with
         return [row]
     rows = []
     if on_gpu:
-        with captured_launches() as launches:
+        with recorded_launches() as launches:
             layer.call(ops)
-        ours = Candidate([_together(launches)], len(launches))
+        ours = Candidate([together(launches)], len(launches))
         beside = torch_ops.whole_layer(layer) if with_torch else None
         theirs = [Candidate([beside], torch_ops.LAUNCHES_PER_LAYER)] if beside else []
         times = device_times([ours, *theirs])
@@ -130,7 +131,7 @@ def measure_layer(case: LayerCase, cfg: AttnV41Cfg, ops: Ops, on_gpu: bool, with
 
 def measure_select(cfg: AttnV41Cfg, name: str, T: int, pos: int, ops: Ops, draw: Draw, with_torch: bool) -> list[Row]:
     """The selection that the host makes from the scores of a ratio-1 layer, and torch's on the device."""
-    scores, host = _scores(T, pos, draw)
+    scores, host = random_scores(T, pos, draw)
     k = min(cfg.index_topk, pos + T)
     torch_time = None
     if with_torch:
@@ -142,13 +143,13 @@ def measure_select(cfg: AttnV41Cfg, name: str, T: int, pos: int, ops: Ops, draw:
 
 def measure_candidates(cfg: AttnV41Cfg, name: str, T: int, pos: int, ops: Ops, draw: Draw) -> list[Row]:
     """The mask of candidate blocks that the host makes from the same scores."""
-    _, host = _scores(T, pos, draw)
+    _, host = random_scores(T, pos, draw)
     lens = pos + 1 + np.arange(T)
     timed = host_time(lambda: ops.candidate_blocks(host, lens, cfg.candidate_topk_blocks, cfg.candidate_block_size))
     return [Row(ops.name, "candidate_blocks", name, "host", timed, 5 * host.size, 0)]
 
 
-def _scores(T: int, pos: int, draw: Draw) -> tuple[Any, np.ndarray]:
+def random_scores(T: int, pos: int, draw: Draw) -> tuple[Any, np.ndarray]:
     """Random scores [T, G] on the device, and on the host with -inf where position g is not visible."""
     scores = draw.f32(T, pos + T)
     host = np.array(backend.to_host(scores))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsv41_numba.bench.ceilings import Ceilings
-from dsv41_numba.bench.ladder import CUBLAS, LADDER, SHARED, SOURCES
+from dsv41_numba.bench.ladder import COMPARED, CUBLAS, LADDER, SHARED, SOURCES
 from dsv41_numba.bench.lines import file_lines
 from dsv41_numba.bench.measure import LaunchCost, Row
 from dsv41_numba.ops import PLAIN
@@ -95,7 +95,7 @@ class Report:
     def means(self) -> list[Mean]:
         """The tuned linears beside torch, case by case, and the plain kernels beside the original's."""
         found = []
-        tuned = [row for row in self.results if row.ops == TUNED.name and row.rung]
+        tuned = [row for row in self.results if row.ops == TUNED.name and row.op in COMPARED]
         for case in dict.fromkeys(row.case for row in tuned):
             of_case = [row for row in tuned if row.case == case]
             ratios = [(row.torch.ms / row.time.ms, row.op) for row in of_case if row.torch and row.time]

@@ -7,17 +7,14 @@ measured in turns, sample by sample, so that a change of the GPU's clocks meets 
 """
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numba import cuda, uint32
 
 from dsv41_numba.runtime import backend
-from dsv41_numba.tuned import cluster_launch
 
 TARGET_MS = 5.0  # of a sample: as many launches as fit
 MOST_LAUNCHES = 400  # of a sample; the queue holds about a thousand
@@ -43,47 +40,6 @@ class Time:
     def of(cls, samples: Sequence[float], calls: int) -> "Time":
         low, median, high = np.percentile(samples, [10, 50, 90])
         return cls(float(median), float(low), float(high), len(samples), calls)
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """One captured launch, which can be run again: no checks, no allocation, the same arrays."""
-
-    kernel: Any
-    grid: Any
-    block: Any
-    args: tuple[Any, ...]
-
-    @functools.cached_property
-    def _configured(self) -> Any:
-        return self.kernel[self.grid, self.block]
-
-    def __call__(self) -> None:
-        self._configured(*self.args)
-
-
-@contextmanager
-def captured_launches() -> Iterator[list[Any]]:
-    """While the block runs, every kernel launch also goes into the list: a `Launch`, or one of `cluster_launch`."""
-    machine, launches = backend.current(), list[Any]()
-
-    def run(kernel: Any, grid: Any, block: Any, *args: Any) -> None:
-        launches.append(Launch(kernel, grid, block, args))
-        machine.launch(kernel, grid, block, *args)
-
-    def run_prepared(prepared: cluster_launch.Launch) -> None:
-        launches.append(prepared)
-        launch_prepared(prepared)
-
-    current, recorder = backend.current, dataclasses.replace(machine, launch=run)
-    launch_prepared = cluster_launch.Launch.__call__
-    backend.current = lambda: recorder  # type: ignore[assignment]
-    cluster_launch.Launch.__call__ = run_prepared  # type: ignore[method-assign, assignment]
-    try:
-        yield launches
-    finally:
-        backend.current = current
-        cluster_launch.Launch.__call__ = launch_prepared  # type: ignore[method-assign, assignment]
 
 
 @cuda.jit

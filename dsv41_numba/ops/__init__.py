@@ -53,6 +53,7 @@ class Ops:
     rmsnorm: Callable[..., Any]
     rmsnorm_f32: Callable[..., Any]
     rope: Callable[..., Any]
+    rope_in_place: Callable[..., Any]  # of an array that nobody else needs: it may be the one that comes back
     rope_inverse: Callable[..., Any]
     fp8_round_trip: Callable[..., Any]
     fp4_round_trip_e8m0: Callable[..., Any]
@@ -96,6 +97,7 @@ REFERENCE = Ops(
     rmsnorm=rmsnorm_ref,
     rmsnorm_f32=rmsnorm_f32_ref,
     rope=rope_ref,
+    rope_in_place=rope_ref,
     rope_inverse=rope_inverse_ref,
     fp8_round_trip=fp8_round_trip_ref,
     fp4_round_trip_e8m0=fp4_round_trip_e8m0_ref,
@@ -124,6 +126,7 @@ PLAIN = Ops(
     rmsnorm=rmsnorm,
     rmsnorm_f32=rmsnorm_f32,
     rope=rope,
+    rope_in_place=rope,
     rope_inverse=rope_inverse,
     fp8_round_trip=fp8_round_trip,
     fp4_round_trip_e8m0=fp4_round_trip_e8m0,

@@ -214,7 +214,8 @@ def rope_inverse(x, cos, sin, start_pos: int, step: int = 1):
     return _launch(x, cos, sin, np.float32(-1.0), start_pos, step)
 
 
-def _launch(x, cos, sin, turn: np.float32, start_pos: int, step: int):
+def check_operands(x, cos, sin, start_pos: int, step: int) -> tuple[int, int, int]:
+    """Refuse operands that do not fit, as the contract says; T, H and D of x."""
     check_array("x", x, np.uint16, (None, None, None))
     check_array("cos", cos, np.float32, (None, None))
     check_array("sin", sin, np.float32, cos.shape)
@@ -224,6 +225,11 @@ def _launch(x, cos, sin, turn: np.float32, start_pos: int, step: int):
     if 2 * cos.shape[1] > D:
         raise ValueError(f"cos: expected at most {D // 2} pairs for heads of {D}, got {cos.shape[1]}")
     check_positions(cos, T, start_pos, step)
+    return T, H, D
+
+
+def _launch(x, cos, sin, turn: np.float32, start_pos: int, step: int):
+    T, H, D = check_operands(x, cos, sin, start_pos, step)
     y = empty(x.shape, np.uint16)
     if T * H * D > 0:  # a grid of 0 blocks is a launch error
         # pairs as uint32: one load and one store a pair, twice as wide

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from dsv41_numba.ops.checks import address
+
 MAPS_KEPT = 4096  # 128 bytes each
 
 
@@ -63,18 +65,29 @@ def compiled(kernel: Any, signature: tuple[Any, ...], shared_bytes: int) -> Any:
     return function
 
 
+def of_arrays(*arrays: Any) -> list[Any]:
+    """The parameters that a kernel's array arguments become: of each owner, parent, sizes, address, shape, strides."""
+    values: list[Any] = []
+    for array in arrays:
+        start = address(array) if array.size else 0
+        numbers = [array.size, array.dtype.itemsize, start, *array.shape, *array.strides]
+        values += [ctypes.c_void_p(0), ctypes.c_void_p(0), *map(ctypes.c_int64, numbers)]
+    return values
+
+
 class Launch:
     """One launch on the default stream, made ready: calling it takes the host about 5 microseconds.
 
-    `grid` and `block` count blocks and threads along x, `cluster` the blocks of a cluster. `values` are ctypes numbers,
-    one a parameter. `keep` must live as long as this object. The blocks may start while the launch before in the stream
-    still runs: the kernel must wait for its end (`ptx.launch_wait`) before it touches memory.
+    `grid` counts blocks, along x or along x, y and z; `block` threads and `cluster` the blocks of a cluster, along x.
+    `values` are ctypes numbers, one a parameter. `keep` must live as long as this object. The blocks may start while
+    the launch before in the stream still runs: the kernel must wait for its end (`ptx.launch_wait`) before it touches
+    memory.
     """
 
     def __init__(
         self,
         function: Any,
-        grid: int,
+        grid: int | tuple[int, int, int],
         block: int,
         cluster: int,
         shared_bytes: int,
@@ -86,7 +99,8 @@ class Launch:
         self.values, self.keep = list(values), keep
         self.parameters = (ctypes.c_void_p * len(self.values))(*map(ctypes.addressof, self.values))
         self.config = driver.CUlaunchConfig()
-        self.config.gridDimX, self.config.gridDimY, self.config.gridDimZ = grid, 1, 1
+        sizes = (grid, 1, 1) if isinstance(grid, int) else grid
+        self.config.gridDimX, self.config.gridDimY, self.config.gridDimZ = sizes
         self.config.blockDimX, self.config.blockDimY, self.config.blockDimZ = block, 1, 1
         self.config.sharedMemBytes, self.config.hStream = shared_bytes, 0
         pair, early = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
@@ -100,3 +114,11 @@ class Launch:
 
     def __call__(self) -> None:
         check(self.launch(self.config, self.function, ctypes.addressof(self.parameters), 0)[0])
+
+    def capture(self, builder: Any) -> None:
+        """Put the launch into the graph that a `cuda.core` graph builder is building."""
+        self.config.hStream = int(builder.stream.handle)
+        try:
+            check(self.launch(self.config, self.function, ctypes.addressof(self.parameters), 0)[0])
+        finally:
+            self.config.hStream = 0

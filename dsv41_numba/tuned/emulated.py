@@ -5,7 +5,7 @@ lane-to-element maps of the fragments are written twice, once in silicon and onc
 machines shows whether they agree. wgmma and the copy engine have no stand-in: a kernel that uses them is refused.
 """
 
-from numba import cuda, int32, uint32
+from numba import cuda, float32, int32, uint32
 
 from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
 
@@ -28,6 +28,19 @@ def pack_bf16(low, high):
 
 
 @cuda.jit(device=True)
+def relu_bf16(low, high):
+    low = float32(0.0) if low < float32(0.0) else low
+    high = float32(0.0) if high < float32(0.0) else high
+    return pack_bf16(low, high)
+
+
+@cuda.jit(device=True)
+def multiply_bf16(a, b):
+    low = half_of(a, uint32(0)) * half_of(b, uint32(0))
+    return pack_bf16(low, half_of(a, uint32(16)) * half_of(b, uint32(16)))
+
+
+@cuda.jit(device=True)
 def copy_16_bytes(tile, s, i, j, array, m, k, n_bytes):
     for word in range(4):
         pair = uint32(0)
@@ -39,7 +52,7 @@ def copy_16_bytes(tile, s, i, j, array, m, k, n_bytes):
 
 @cuda.jit(device=True)
 def arrived():
-    """Copies are made at once, so there is nothing to close and nothing to wait for."""
+    """Copies are made at once and launches run one after the other: there is nothing to close or to wait for."""
 
 
 @cuda.jit(device=True)
@@ -75,14 +88,59 @@ def half_of(word, shift):
     return decode_bf16(uint32(word) >> shift & uint32(0xFFFF))
 
 
+@cuda.jit(device=True)
+def exp2(x):
+    power = cuda.libdevice.exp2f(x)
+    return power if power >= float32(2.0**-126) else float32(0.0)  # below it the instruction gives 0
+
+
+@cuda.jit(device=True)
+def ldmatrix_x4_transposed(tile, s, i, j):
+    words = cuda.local.array(4, uint32)
+    lane = cuda.threadIdx.x & 31
+    column, shift = lane // 8, uint32(16 * (lane // 4 % 2))  # the word and the half of it that hold column g
+    for q in range(4):
+        upper_row = cuda.shfl_sync(LANES, int32(i), 8 * q + 2 * (lane % 4))
+        upper_column = cuda.shfl_sync(LANES, int32(j), 8 * q + 2 * (lane % 4))
+        lower_row = cuda.shfl_sync(LANES, int32(i), 8 * q + 2 * (lane % 4) + 1)
+        lower_column = cuda.shfl_sync(LANES, int32(j), 8 * q + 2 * (lane % 4) + 1)
+        upper = uint32(tile[s, upper_row, upper_column + column] >> shift) & uint32(0xFFFF)
+        lower = uint32(tile[s, lower_row, lower_column + column] >> shift) & uint32(0xFFFF)
+        words[q] = upper | uint32(lower << uint32(16))
+    return words[0], words[1], words[2], words[3]
+
+
+@cuda.jit(device=True)
+def store_2_floats(array, i, j, first, second, inside):
+    if inside:
+        array[i, j], array[i, j + 1] = first, second
+
+
+@cuda.jit(device=True)
+def load_4_floats(array, i, j, inside):
+    floats = cuda.local.array(4, float32)
+    for c in range(4):
+        floats[c] = array[i, j + c] if inside else float32(0.0)
+    return floats[0], floats[1], floats[2], floats[3]
+
+
 # by the name of the instruction in `ptx`
 STAND_INS = {
     "copy_16_bytes": copy_16_bytes,
     "copies_commit": arrived,
+    "copies_wait_0": arrived,
     "copies_wait_1": arrived,
+    "exp2": exp2,
     "ldmatrix_x4": ldmatrix_x4,
+    "ldmatrix_x4_transposed": ldmatrix_x4_transposed,
+    "load_4_floats": load_4_floats,
+    "launch_next": arrived,
+    "launch_wait": arrived,
     "load_16_bytes": load_16_bytes,
     "load_16_bytes_once": load_16_bytes,
     "mma_m16n8k16": mma_m16n8k16,
+    "multiply_bf16": multiply_bf16,
     "pack_bf16": pack_bf16,
+    "relu_bf16": relu_bf16,
+    "store_2_floats": store_2_floats,
 }

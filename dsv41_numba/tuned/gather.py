@@ -10,6 +10,7 @@ Errors     ValueError when topk or idx is not as above
 Source     step 10 of the layer
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -17,33 +18,41 @@ from numba import cuda, int32, uint32
 
 from dsv41_numba.ops.checks import check_array
 from dsv41_numba.runtime.backend import empty, launch
+from dsv41_numba.tuned.position import given, in_memory
 
 THREADS = 128
 
 
-@cuda.jit
-def gather_list_kernel(window, start_pos, topk, idx):
-    """One block a query; each thread every 128th column."""
-    t = cuda.blockIdx.x
-    T, S = idx.shape
-    k = topk.shape[1]
-    position = start_pos + t
-    for c in range(cuda.threadIdx.x, S, THREADS):
-        if c >= S - k:
-            row = topk[t, c - (S - k)]
-        elif start_pos == 0:
-            row = max(t - window + 1, 0) + c  # among this call's rows
-            if row > t:
-                row = -1
-        else:
-            seen = position - window + 1 + c
-            if seen < 0:
-                row = -1
-            elif T == 1 or seen < start_pos:
-                row = seen % window  # in the ring
+@functools.cache
+def gather_list_kernel(position_of: Any) -> Any:
+    """The kernel that finds start_pos by this function."""
+
+    @cuda.jit
+    def gather_list_kernel(window, start_pos, topk, idx):
+        """One block a query; each thread every 128th column."""
+        t = cuda.blockIdx.x
+        T, S = idx.shape
+        k = topk.shape[1]
+        first = position_of(start_pos)
+        position = first + t
+        for c in range(cuda.threadIdx.x, S, THREADS):
+            if c >= S - k:
+                row = topk[t, c - (S - k)]
+            elif first == 0:
+                row = max(t - window + 1, 0) + c  # among this call's rows
+                if row > t:
+                    row = -1
             else:
-                row = window + seen - start_pos  # of this chunk, behind the ring's
-        idx[t, c] = row
+                seen = position - window + 1 + c
+                if seen < 0:
+                    row = -1
+                elif T == 1 or seen < first:
+                    row = seen % window  # in the ring
+                else:
+                    row = window + seen - first  # of this chunk, behind the ring's
+            idx[t, c] = row
+
+    return gather_list_kernel
 
 
 @cuda.jit
@@ -71,7 +80,17 @@ def gather_list(window: int, start_pos: int, T: int, topk: Any) -> Any:
         topk = empty((T, 0), np.int32)
     check_array("topk", topk, np.int32, (T, None))
     idx = empty((T, slots + topk.shape[1]), np.int32)
-    launch(gather_list_kernel, T, THREADS, window, start_pos, topk, idx)
+    launch(gather_list_kernel(given), T, THREADS, window, start_pos, topk, idx)
+    return idx
+
+
+def gather_list_at(window: int, position: Any, topk: Any) -> Any:
+    """`gather_list` of one token whose position is in device memory -> idx [1, window + k] i32.
+
+    As in a decode step, also at position 0.
+    """
+    idx = empty((1, window + topk.shape[1]), np.int32)
+    launch(gather_list_kernel(in_memory), 1, THREADS, window, position, topk, idx)
     return idx
 
 

@@ -9,8 +9,8 @@
     mma      compute capability 8.0 or more           the tensor cores, fed by the warps
     fma      any GPU, or the emulator                 float32 arithmetic
 
-`linear` and `grouped_linear` have the contracts of those in `ops.linear` and `ops.grouped_linear`. A rung is imported
-when it is first picked: all but fma need numba-cuda.
+`linear`, `linear_f32` and `grouped_linear` have the contracts of those in `ops.linear` and `ops.grouped_linear`. A rung
+is imported when it is first picked: all but fma need numba-cuda. A float32 weight has one rung, `tuned.linear_f32`.
 """
 
 import importlib
@@ -18,9 +18,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numba import cuda
 
+from dsv41_numba.ops import linear_f32 as plain_linear_f32
+from dsv41_numba.ops.checks import check_array
 from dsv41_numba.runtime import backend
+from dsv41_numba.runtime.backend import empty
 from dsv41_numba.tuned.operands import Rung, grouped_linear_by, linear_by, on_16_bytes, sizes
 
 DECODE_TOKENS = 4
@@ -87,6 +91,20 @@ def launch_picked(x: Any, weight: Any, groups: int, y: Any) -> None:
 def linear(x: Any, weight: Any) -> Any:
     """x [M, K] bf16 bits, weight [N, K] bf16 bits -> [M, N] bf16 bits, all device arrays."""
     return linear_by(launch_picked, x, weight)
+
+
+def linear_f32(x: Any, weight: Any) -> Any:
+    """x [M, K] bf16 bits, weight [N, K] f32 -> [M, N] f32, all device arrays."""
+    fits = backend.current().name == "gpu" and cuda.get_current_device().compute_capability >= (8, 0)
+    if not fits or x.size * weight.size == 0 or x.shape[1] % 8 or not on_16_bytes(x, weight):
+        return plain_linear_f32(x, weight)
+    check_array("x", x, np.uint16, (None, None))
+    check_array("weight", weight, np.float32, (None, x.shape[1]))
+    from dsv41_numba.tuned.linear_f32 import launch_f32
+
+    y = empty((x.shape[0], weight.shape[0]), np.float32)
+    launch_f32(x, weight, y)
+    return y
 
 
 def grouped_linear(o: Any, weight: Any, n_groups: int) -> Any:

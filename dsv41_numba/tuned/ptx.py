@@ -5,9 +5,9 @@ from its text. Operands `$0, $1, ...` are numbered with the result first; a cons
 `f` (float32). Unless a comment says otherwise they are marked as having side effects and as convergent, so that LLVM
 leaves them where they stand.
 
-Reading order follows the ladder: what `linear_decode` uses, then `linear_mma`, then `linear_wgmma`. An array operand is
-followed by the indices of one element, and means that element's address. Words in quotes are PTX's own, to look up in
-the PTX ISA manual.
+Reading order follows the ladder: what `linear_decode` uses, then `linear_mma`, then `linear_wgmma`; last what sparse
+attention adds. An array operand is followed by the indices of one element, and means that element's address. Words in
+quotes are PTX's own, to look up in the PTX ISA manual.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from numba.cuda.extending import intrinsic
 
 from dsv41_numba.tuned.emulated import STAND_INS
 
-u32, u64 = types.uint32, types.uint64
+u32, u64, f32 = types.uint32, types.uint64, types.float32
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 SHARED = 3  # LLVM's number of the shared address space
 WORDS = types.UniTuple(types.uint32, 4)
@@ -48,8 +48,8 @@ def emit(builder, result, text, constraints, operands):
 
 
 def instruction(text, constraints="", operands=(), result=None):
-    """The intrinsic that emits `text` on numbers of the types `operands`; `result` is None, uint32 or uint64."""
-    prefix = {None: "", types.uint32: "=r", types.uint64: "=l"}[result]
+    """The intrinsic that emits `text` on numbers of the types `operands`; `result`, if any, is of 32 bits or uint64."""
+    prefix = {None: "", types.uint32: "=r", types.int32: "=r", types.uint64: "=l", types.float32: "=f"}[result]
 
     @intrinsic
     @named(len(operands))
@@ -62,6 +62,49 @@ def instruction(text, constraints="", operands=(), result=None):
         return (result or types.void)(*operands), codegen
 
     return emitted
+
+
+def registers_out(text, count, constraints="", operands=()):
+    """The intrinsic of (array, *operands): `text` leaves $0 ... in the first `count` elements of a local array."""
+
+    @intrinsic
+    @named(1 + len(operands))
+    def emitted(typingctx, array, *_):
+        def codegen(context, builder, signature, values):
+            kind = F32 if array.dtype == types.float32 else I32
+            outputs = ",".join(["=f" if kind is F32 else "=r"] * count)
+            struct = ir.LiteralStructType([kind] * count)
+            found = emit(builder, struct, text, ",".join(filter(None, [outputs, constraints])), values[1:])
+            for i, slot in enumerate(slots(context, builder, array, values[0], count)):
+                builder.store(builder.extract_value(found, i), slot)
+            return context.get_dummy_value()
+
+        return types.void(array, *operands), codegen
+
+    return emitted
+
+
+def registers_in(text, count, constraints, operands):
+    """The intrinsic of (array, *operands): in `text` $0 ... are the first `count` words of a local array."""
+
+    @intrinsic
+    @named(1 + len(operands))
+    def emitted(typingctx, array, *_):
+        def codegen(context, builder, signature, values):
+            words = [builder.load(slot) for slot in slots(context, builder, array, values[0], count)]
+            inputs = ",".join(["r"] * count + [constraints])
+            emit(builder, ir.VoidType(), text, inputs, [*words, *values[1:]])
+            return context.get_dummy_value()
+
+        return types.void(array, *operands), codegen
+
+    return emitted
+
+
+def slots(context, builder, array_type, array, count):
+    """The places of the first elements of a local array, by numbers known now: LLVM then keeps them in registers."""
+    data = context.make_array(array_type)(context, builder, array).data
+    return [builder.gep(data, [I32(i)]) for i in range(count)]
 
 
 def element_address(context, builder, array_type, array, index_types, indices, shared):
@@ -124,6 +167,33 @@ def pack_bf16(typingctx, low, high):
         return builder.call(cast, values)
 
     return types.uint32(types.float32, types.float32), codegen
+
+
+@intrinsic
+def relu_bf16(typingctx, low, high):
+    """`pack_bf16` of two float32 of which negative ones become 0 ("cvt.rn.relu", compute capability 8.0 and up)."""
+
+    def codegen(context, builder, signature, values):
+        kind = ir.FunctionType(I32, [F32, F32])
+        cast = ir.InlineAsm(kind, "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,f,f", side_effect=False)
+        return builder.call(cast, values)
+
+    return types.uint32(types.float32, types.float32), codegen
+
+
+@intrinsic
+def multiply_bf16(typingctx, a, b):
+    """Two products of bf16, of the low and of the high halves of two words, each rounded to bf16 once.
+
+    "fma" with -0, the number that changes no product when it is added: "mul.bf16x2" needs compute capability 9.0.
+    """
+
+    def codegen(context, builder, signature, values):
+        kind = ir.FunctionType(I32, [I32, I32])
+        text = "{ .reg .b32 nothing; mov.b32 nothing, 0x80008000; fma.rn.bf16x2 $0, $1, $2, nothing; }"
+        return builder.call(ir.InlineAsm(kind, text, "=r,r,r", side_effect=False), values)
+
+    return types.uint32(types.uint32, types.uint32), codegen
 
 
 # ---- copies that a thread does not wait for ("cp.async") ------------------------------------------------------------
@@ -333,6 +403,199 @@ def accumulators(columns):
 def pass_columns(columns):
     """The first column of each pass of 64; the last two passes may overlap, and write the same values twice."""
     return [min(first, columns - 64) for first in range(0, columns, 64)]
+
+
+# ---- sparse attention: numbers and shuffles --------------------------------------------------------------------------
+@intrinsic
+def exp2(typingctx, x):
+    """2^x, within two units in the last place; what is below 2^-126 becomes 0 ("ex2.approx.ftz")."""
+
+    def codegen(context, builder, signature, values):
+        kind = ir.FunctionType(F32, [F32])
+        power = ir.InlineAsm(kind, "ex2.approx.ftz.f32 $0, $1;", "=f,f", side_effect=False)
+        return builder.call(power, values)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def ldmatrix_x4_transposed(typingctx, tile, s, i, j):
+    """`ldmatrix_x4`, each matrix transposed: lane 4 g + t gets rows 2 t and 2 t + 1 of column g of matrix q.
+
+    So rows that lie one below the other in shared memory come as the K of mma.sync's B: gathered rows as values.
+    """
+
+    def codegen(context, builder, signature, values):
+        address = element_address(context, builder, tile, values[0], (s, i, j), values[1:], shared=True)
+        text = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
+        struct = emit(builder, ir.LiteralStructType([I32] * 4), text, "=r,=r,=r,=r,r", [address])
+        return four(context, builder, WORDS, struct)
+
+    return WORDS(tile, s, i, j), codegen
+
+
+@intrinsic
+@named(6)
+def store_2_floats(typingctx, array, i, j, first, second, inside):
+    """array[i, j] = first and array[i, j + 1] = second if `inside`, in one store of 8 bytes on a multiple of 8.
+
+    The condition is part of the instruction: no branch keeps the compiler from moving work past it.
+    """
+
+    def codegen(context, builder, signature, values):
+        address = element_address(context, builder, array, values[0], (i, j), values[1:3], shared=False)
+        inside_word = context.cast(builder, values[5], inside, types.uint32)
+        text = "{ .reg .pred p; setp.ne.b32 p, $3, 0; @p st.global.v2.f32 [$0], {$1, $2}; }"
+        emit(builder, ir.VoidType(), text, "l,f,f,r", [address, values[3], values[4], inside_word])
+        return context.get_dummy_value()
+
+    return types.void(array, i, j, types.float32, types.float32, inside), codegen
+
+
+@intrinsic
+@named(4)
+def load_4_floats(typingctx, array, i, j, inside):
+    """array[i, j:j+4] on a multiple of 16 bytes, past the first-level cache; zeros unless `inside`, and no read."""
+
+    def codegen(context, builder, signature, values):
+        address = element_address(context, builder, array, values[0], (i, j), values[1:3], shared=False)
+        inside_word = context.cast(builder, values[3], inside, types.uint32)
+        text = (
+            "{ .reg .pred p; setp.ne.b32 p, $5, 0; mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; "
+            "@p ld.global.cg.v4.f32 {$0,$1,$2,$3}, [$4]; }"
+        )
+        struct = ir.LiteralStructType([F32] * 4)
+        return four(context, builder, SUMS, emit(builder, struct, text, "=&f,=&f,=&f,=&f,l,r", [address, inside_word]))
+
+    return SUMS(array, i, j, inside), codegen
+
+
+copies_wait_0 = instruction("cp.async.wait_group 0;")
+
+
+# ---- sparse attention on Hopper --------------------------------------------------------------------------------------
+# Addresses are numbers here: of shared memory 32 bits, of device memory 64.
+copy_16_bytes_at = instruction(  # (to, from, 16 or 0): with 0 nothing is read and 16 zeros arrive
+    "cp.async.cg.shared.global [$0], [$1], 16, $2;", "r,l,r", (u32, u64, u32)
+)
+load_index = instruction("ld.global.nc.b32 $0, [$1];", "l", (u64,), types.int32)
+load_float = instruction("ld.global.nc.f32 $0, [$1];", "l", (u64,), f32)
+mbarrier_arrive = instruction("mbarrier.arrive.shared::cta.b64 _, [$0];", "r", (u32,))
+# arrives at the barrier when all copies that this thread has issued are in; does not wait
+copies_arrive = instruction("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", "r", (u32,))
+# a numbered barrier of two warpgroups, by (number, threads): those who arrive go on, those who sync wait for them
+barrier_arrive = instruction("bar.arrive $0, $1;", "r,r", (u32, u32))
+barrier_sync = instruction("bar.sync $0, $1;", "r,r", (u32, u32))
+
+AttentionRegisters = namedtuple(
+    "AttentionRegisters",
+    "declare clear scores_first scores_second scores_read values_of_registers values_of_shared rescale weights_store "
+    "write",
+)
+V_ROWS = 512 << 16  # low word of the descriptor of values: their columns are K, 8192 bytes from 64 columns to the next
+
+
+def attention_registers():
+    """Intrinsics over one warpgroup's 64 heads: scores of 64 rows (64 x 64) and 256 columns of output (64 x 256).
+
+    As in `accumulators`, the sums are PTX registers with names of their own, acc<128> and score<32>. The thread of warp
+    w and lane 4 g + t holds score[4 j + 2 h + c]: head 16 w + 8 h + g, row 8 j + 2 t + c; and acc likewise. What a
+    thread holds of 64 x 64 weights, rounded to bf16 and packed two a word, is wgmma's operand A as it stands.
+
+    declare(), clear()                 once, before all else; acc = 0
+    scores_first(q, keys)              score = Q K^T over the first 256 of 512 columns ...
+    scores_second(q, keys)             ... and the others added; a group of products, started and not waited for.
+                                       q, keys: address >> 4 | DESCRIPTOR_LOW of 8 blocks of 64 rows x 64 columns
+    scores_read(s)                     waits for all products; s[i] = score[i]
+    values_of_registers(p, v)          acc += P V: P 16 words a thread, v: address >> 4 | V_ROWS of 4 blocks of 64 rows
+                                       x 64 columns; started, not waited for
+    values_of_shared(p, v)             the same with P in shared memory, p: address >> 4 | DESCRIPTOR_LOW
+    rescale(upper, lower, always)      acc of heads g and g + 8 of each warp times these. `always` is not 0 and the
+                                       branch on it not for this thread to take: it keeps ptxas from moving 128
+                                       multiplications in front of the arrival that another warpgroup waits for
+    weights_store(p, row, chunk)       P into swizzled shared memory: `row` is the address of row lane % 16 of this
+                                       warp's 16, `chunk` 16 times (lane / 16 ^ lane % 8)
+    write(upper, lower, o, odd)        acc times these as bf16 to device memory, rows of 1024 bytes: neighbouring lanes
+                                       swap a word, so that four lanes write one sector of 32 bytes. o: where lane
+                                       4 g + t writes of head g: 16 (t % 2) + 8 (t / 2) bytes in; odd: t % 2
+    """
+    acc, score = (", ".join(f"{name}{i}" for i in range(count)) for name, count in (("acc", 128), ("score", 32)))
+    declare = instruction(".reg .f32 acc<128>; .reg .f32 score<32>;")
+    clear = instruction(" ".join(f"mov.f32 acc{i}, 0f00000000;" for i in range(128)))
+
+    def scores(first, last):
+        lines = ["{ .reg .b64 a, b; .reg .b32 low; .reg .pred p; wgmma.fence.sync.aligned;"]
+        for block in range(first, last):
+            for k in range(4):  # 16 columns, 32 bytes or 2 units of the descriptor; a block is 8192 bytes
+                at = 512 * block + 2 * k
+                lines.append(
+                    f"add.u32 low, $0, {at}; mov.b64 a, {{low, {DESCRIPTOR_HIGH}}}; "
+                    f"add.u32 low, $1, {at}; mov.b64 b, {{low, {DESCRIPTOR_HIGH}}}; setp.ne.b32 p, {int(at > 0)}, 0; "
+                    f"wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{score}}}, a, b, p, 1, 1, 0, 0;"
+                )
+        end = " wgmma.commit_group.sync.aligned; }" if last == 8 else " }"
+        return instruction(" ".join(lines) + end, "r,r", (u32, u32))
+
+    moves = " ".join(f"mov.f32 ${i}, score{i};" for i in range(32))
+    scores_read = registers_out("wgmma.wait_group.sync.aligned 0; " + moves, 32)
+
+    product = "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16"
+    head = "{ .reg .b64 a, b; .reg .b32 low; .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.fence.sync.aligned;"
+    lines = [head]
+    for k in range(4):  # 16 rows of V are 2048 bytes
+        words = ", ".join(f"${4 * k + i}" for i in range(4))
+        lines.append(
+            f"add.u32 low, $16, {128 * k}; mov.b64 b, {{low, {DESCRIPTOR_HIGH}}}; "
+            f"{product} {{{acc}}}, {{{words}}}, b, p, 1, 1, 1;"
+        )
+    values_of_registers = registers_in(" ".join([*lines, "wgmma.commit_group.sync.aligned; }"]), 16, "r", (u32,))
+    lines = [head]
+    for k in range(4):
+        lines.append(
+            f"add.u32 low, $0, {2 * k}; mov.b64 a, {{low, {DESCRIPTOR_HIGH}}}; "
+            f"add.u32 low, $1, {128 * k}; mov.b64 b, {{low, {DESCRIPTOR_HIGH}}}; "
+            f"{product} {{{acc}}}, a, b, p, 1, 1, 0, 1;"
+        )
+    values_of_shared = instruction(" ".join([*lines, "wgmma.commit_group.sync.aligned; }"]), "r,r", (u32, u32))
+
+    multiply = " ".join(f"mul.f32 acc{i}, acc{i}, ${(i >> 1) & 1};" for i in range(128))
+    rescale = instruction(
+        "{ .reg .pred p; setp.eq.u32 p, $2, 0; @p bra SKIP; " + multiply + " SKIP: }", "f,f,r", (f32, f32, u32)
+    )
+
+    lines = ["{ .reg .b32 to, turned;"]
+    for k in range(4):
+        words = ", ".join(f"${4 * k + i}" for i in range(4))
+        lines.append(
+            f"xor.b32 turned, $17, {32 * k}; add.u32 to, $16, turned; "
+            f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [to], {{{words}}};"
+        )
+    weights_store = registers_in(" ".join([*lines, "}"]), 16, "r,r", (u32, u32))
+
+    lines = ["{ .reg .f32 x, y; .reg .b32 w0, w1, give, got, a, b; .reg .pred odd; setp.ne.b32 odd, $3, 0;"]
+    for j in range(0, 32, 2):  # 16 columns, 32 bytes of a row
+        for h in range(2):  # heads g and g + 8
+            for k in range(2):
+                i = 4 * (j + k) + 2 * h
+                lines.append(f"mul.f32 x, acc{i}, ${h}; mul.f32 y, acc{i + 1}, ${h}; cvt.rn.bf16x2.f32 w{k}, y, x;")
+            lines.append(
+                "selp.b32 give, w0, w1, odd; shfl.sync.bfly.b32 got, give, 1, 31, 0xffffffff; "
+                "selp.b32 a, got, w0, odd; selp.b32 b, w1, got, odd; "
+                f"st.global.v2.b32 [$2 + {16 * j + 8192 * h}], {{a, b}};"
+            )
+    write = instruction(" ".join([*lines, "}"]), "f,f,l,r", (f32, f32, u64, u32))
+    return AttentionRegisters(
+        declare,
+        clear,
+        scores(0, 4),
+        scores(4, 8),
+        scores_read,
+        values_of_registers,
+        values_of_shared,
+        rescale,
+        weights_store,
+        write,
+    )
 
 
 # ---- hints to the compiler -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ Shapes     select            score [T, G] f32, k, candidates [T, G] u8 or None, 
            candidate_blocks  score [T, G] f32, lens [T] i32 -> [T, G] u8, 1 = keep
 Precision  no arithmetic, only comparisons
 Launch     select_kernel: grid T, block 256 (1024 for fewer rows than multiprocessors); at most 9.3 KiB of shared
-           memory. settle_kernel: grid min(T, 1024), block 32. Candidate blocks: the same two on the blocks' largest
+           memory; then `topk_ties`. Candidate blocks: the same two on the blocks' largest
            scores, and a kernel of grid T, block 256, before and after
 Moves      4 T G bytes of scores in, 4 T k out; the passes after the first read the scores from the cache
 Errors     ValueError when an array's dtype, shape or layout is not as above, or a count is below 1
@@ -19,8 +19,8 @@ A radix select: a score becomes 32 bits that sort as the scores do, and the k-th
              as index scores are: their lower 16 bits are zero
     last     every key above the k-th, and those equal to it, if as many are there as are still needed
 
-If more are equal than are needed, the set is not unique. Such rows are marked, and `settle_kernel` goes through them
-with torch's own algorithm, one thread a row: exact, but slow. `ties` in the result says which rows took that way.
+If more are equal than are needed, the set is not unique. Such rows are marked, and `topk_ties` settles them in torch's
+own order of work. `ties` in the result says which rows took that way.
 """
 
 import functools
@@ -30,12 +30,12 @@ import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from dsv41_numba.ops.checks import check_array, check_count
-from dsv41_numba.ops.topk import HEAP_FACTOR, heap_select, introselect
 from dsv41_numba.runtime.backend import empty, launch
+from dsv41_numba.tuned.position import given, reader
+from dsv41_numba.tuned.topk_ties import SETTLERS, masked_score, settle_kernel
 
 BINS = 256  # of one pass: 8 bits
 MANY_ROWS = 132  # multiprocessors of an H200: with fewer rows a block gets more threads
-SETTLERS = 1024  # blocks of settle_kernel, and rows of its workspace
 EXPANDERS = 256  # threads of the kernels for candidate blocks
 
 NEG_INF = np.float32(-np.inf)
@@ -59,14 +59,6 @@ def sort_key(score):
 
 
 @cuda.jit(device=True)
-def masked_score(score, candidates, masked, t, g):
-    """The score, or -inf where a mask excludes the position."""
-    if masked and candidates[t, g] == 0:
-        return NEG_INF
-    return score[t, g]
-
-
-@cuda.jit(device=True)
 def sum_of_larger(counts, t):
     """counts[b] becomes the number of keys in bins above b; threads 0 to 255 have a bin each, all threads call."""
     step = 1
@@ -87,25 +79,26 @@ def sum_of_larger(counts, t):
 
 
 @functools.cache
-def select_kernel(threads: int) -> Any:
-    """The kernel for blocks of this many threads, a multiple of 32 and at least 256."""
+def select_kernel(threads: int, count: Any = given) -> Any:
+    """The kernel for blocks of this many threads, a multiple of 32 and at least 256; `count` finds `columns`."""
     WARPS = threads // 32
 
-    @cuda.jit
-    def topk_select_kernel(score, candidates, masked, offset, picked, ties):
-        """One block a row of `picked` [T, k]. candidates is read only if `masked`."""
+    @cuda.jit(launch_bounds=threads)  # with 1024 threads each has 64 registers
+    def topk_select_kernel(score, columns, candidates, masked, offset, picked, ties):
+        """One block a row of `picked` [T, k], from the first `columns` scores. candidates is read only if `masked`."""
         counts = cuda.shared.array(BINS, int32)
         found = cuda.shared.array(4, uint32)  # the k-th key so far, how many of it are needed and there, low bits
         warp_counts = cuda.shared.array(WARPS, int32)
         thread, t = cuda.threadIdx.x, cuda.blockIdx.x
         lane, warp = thread & 31, thread >> 5
-        G, k = score.shape[1], picked.shape[1]
+        G, k = count(columns), picked.shape[1]
         if thread == 0:
             found[0] = uint32(0)
-            found[1] = uint32(k)
+            found[1] = uint32(min(k, G))
+            found[2] = uint32(0)
             found[3] = uint32(0)
         low = uint32(0)
-        bits_left = 32
+        bits_left = 32 if G > 0 else 0  # of nothing there is nothing to find
         while bits_left > 0:
             if thread < BINS:
                 counts[thread] = 0
@@ -170,61 +163,13 @@ def select_kernel(threads: int) -> Any:
 
 
 @cuda.jit
-def settle_kernel(score, candidates, masked, offset, ties, values, order, picked):
-    """The marked rows in torch's order of work, one warp a row. values f32 and order i32 [blocks, G] are its workspace.
-
-    Lane 0 does what `ops.topk.choose` does on the host. Its choice is then marked in `order` and collected from left to
-    right by the whole warp.
-    """
-    lane, block = cuda.threadIdx.x, cuda.blockIdx.x
-    T, G = score.shape
-    k = picked.shape[1]
-    for t in range(block, T, cuda.gridDim.x):
-        if ties[t] != 0:  # the same for the whole warp
-            for g in range(lane, G, 32):
-                values[block, g] = masked_score(score, candidates, masked, t, g)
-                order[block, g] = g
-            cuda.syncthreads()  # the row and the order are in place before lane 0 works on them
-            if lane == 0:
-                if k * HEAP_FACTOR > G:
-                    introselect(values[block], order[block], k)
-                else:
-                    heap_select(values[block], order[block], 0, k, G)
-            cuda.syncthreads()
-            # the chosen ones to the front of `picked`, in any order, so that `order` is free for marks
-            for i in range(lane, k, 32):
-                picked[t, i] = order[block, i]
-            cuda.syncthreads()
-            for g in range(lane, G, 32):
-                order[block, g] = 0
-            cuda.syncthreads()
-            for i in range(lane, k, 32):
-                g = picked[t, i]
-                if values[block, g] != NEG_INF:
-                    order[block, g] = 1
-            cuda.syncthreads()  # every choice is marked, and nobody needs `picked` any more
-            place = int32(0)
-            for g0 in range(0, G, 32):
-                g = g0 + lane
-                chosen = g < G and order[block, min(g, G - 1)] == 1
-                votes = uint32(cuda.ballot_sync(0xFFFFFFFF, chosen))
-                if chosen:
-                    picked[t, place + cuda.popc(votes & ((uint32(1) << uint32(lane)) - uint32(1)))] = g + offset
-                place += cuda.popc(votes)
-            for i in range(place + lane, k, 32):
-                picked[t, i] = -1
-            cuda.syncthreads()  # the row is done before the workspace gets the next one
-
-
-@cuda.jit
 def block_best_kernel(score, lens, block_size, best):
     """best[t, b] = the largest score of block b; +inf where the last reachable position is; -inf in a row without."""
     t = cuda.blockIdx.x
-    G = score.shape[1]
     for b in range(cuda.threadIdx.x, best.shape[1], EXPANDERS):
         largest = NEG_INF
         if lens[t] > 0:
-            for g in range(b * block_size, min((b + 1) * block_size, G)):
+            for g in range(b * block_size, min((b + 1) * block_size, lens[t])):
                 value = score[t, g]
                 if value > largest or value != value:  # a NaN stays: nothing is greater than it
                     largest = value
@@ -248,7 +193,9 @@ def expand_kernel(kept, block_size, mask):
             mask[t, g] = 1
 
 
-def select_with_ties(score: Any, k: int, candidates: Any = None, offset: int = 0) -> tuple[Any, Any]:
+def select_with_ties(
+    score: Any, k: int, candidates: Any = None, offset: int = 0, columns: Any = None
+) -> tuple[Any, Any]:
     """`select`, and with it ties [T] i32: 1 in the rows whose set torch's order of work had to decide."""
     check_array("score", score, np.float32, (None, None))
     check_count("k", k)
@@ -261,21 +208,28 @@ def select_with_ties(score: Any, k: int, candidates: Any = None, offset: int = 0
     k = min(int(k), G)
     picked, ties = empty((T, k), np.int32), empty(T, np.int32)
     if picked.size > 0:  # a grid of 0 blocks is a launch error
-        threads = 256 if T >= MANY_ROWS else 1024
-        launch(select_kernel(threads), T, threads, score, candidates, masked, offset, picked, ties)
-        blocks = min(T, SETTLERS)
-        values, order = empty((blocks, G), np.float32), empty((blocks, G), np.int32)
-        launch(settle_kernel, blocks, 32, score, candidates, masked, offset, ties, values, order, picked)
+        columns = G if columns is None else columns
+        threads, blocks = 256 if T >= MANY_ROWS else 1024, min(T, SETTLERS)
+        of_score = (score, columns, candidates, masked, offset)
+        launch(select_kernel(threads, reader(columns)), T, threads, *of_score, picked, ties)
+        values, places = empty((blocks, G), np.float32), empty((3, blocks, G), np.int32)
+        launch(settle_kernel(threads, reader(columns)), blocks, threads, *of_score, ties, values, places, picked)
     return picked, ties
 
 
-def select(score: Any, k: int, candidates: Any = None, offset: int = 0) -> Any:
-    """score [T, G] f32, candidates [T, G] u8 or None for all -> [T, min(k, G)] i32 plus `offset`, device arrays."""
-    return select_with_ties(score, k, candidates, offset)[0]
+def select(score: Any, k: int, candidates: Any = None, offset: int = 0, columns: Any = None) -> Any:
+    """score [T, G] f32, candidates [T, G] u8 or None for all -> [T, min(k, G)] i32 plus `offset`, device arrays.
+
+    `columns` [1] i32 in device memory says how many of the G count; None: all.
+    """
+    return select_with_ties(score, k, candidates, offset, columns)[0]
 
 
-def candidate_blocks(score: Any, lens: Any, topk_blocks: int, block_size: int) -> Any:
-    """score [T, G] f32, lens [T] i32 reachable positions -> [T, G] u8, all device arrays."""
+def candidate_blocks(score: Any, lens: Any, topk_blocks: int, block_size: int, blocks: Any = None) -> Any:
+    """score [T, G] f32, lens [T] i32 reachable positions -> [T, G] u8, all device arrays.
+
+    `blocks` [1] i32 in device memory says how many of the blocks count; None: all.
+    """
     check_array("score", score, np.float32, (None, None))
     T, G = score.shape
     check_array("lens", lens, np.int32, (T,))
@@ -285,5 +239,5 @@ def candidate_blocks(score: Any, lens: Any, topk_blocks: int, block_size: int) -
     if T * G > 0:
         best = empty((T, -(-G // block_size)), np.float32)
         launch(block_best_kernel, T, EXPANDERS, score, lens, block_size, best)
-        launch(expand_kernel, T, EXPANDERS, select(best, topk_blocks), block_size, mask)
+        launch(expand_kernel, T, EXPANDERS, select(best, topk_blocks, columns=blocks), block_size, mask)
     return mask

@@ -19,7 +19,24 @@ N = types.int64
 AMPERE, HOPPER = (8, 0), (9, 0, "a")  # "a": with what only this one chip has
 
 
+def sparse_kernel_of(rung, *arguments):
+    module = importlib.import_module(f"dsv41_numba.tuned.sparse_{rung}")
+    if rung == "wgmma":
+        return module.sparse_wgmma_kernel, module.SIGNATURE
+    if rung == "mma":
+        indices, sinks, words = (
+            types.Array(*a, "C") for a in ((types.int32, 2), (types.float32, 1), (types.uint32, 2))
+        )
+        return module.kernel(*arguments), (BITS, BITS, BITS, indices, sinks, types.float32, N, words)
+    which, *arguments = arguments
+    if which == "combine":
+        return module.combine_kernel(*arguments), module.COMBINE_SIGNATURE
+    return module.parts_kernel(*arguments), module.PARTS_SIGNATURE
+
+
 def kernel_of(rung, *arguments):
+    if rung.startswith("sparse "):
+        return sparse_kernel_of(rung.removeprefix("sparse "), *arguments)
     module = importlib.import_module(f"dsv41_numba.tuned.linear_{rung}")
     if rung == "fma":
         return module.linear_fma_kernel, (BITS, BITS, N, BITS)
@@ -69,6 +86,15 @@ KERNELS = [
     ("decode", (3,), (9, 0), r"ld\.global\.nc\.v4\.u32"),
     ("decode", (4,), (12, 0), r"ld\.global\.nc\.v4\.u32"),
     *[("wgmma", (tile,), HOPPER, r"wgmma\.mma_async\.sync\.aligned\.m64n") for tile in range(6)],
+    ("sparse mma", (512,), AMPERE, r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans"),
+    ("sparse mma", (512,), (12, 0), r"mma\.sync\.aligned\.m16n8k16"),
+    ("sparse mma", (96,), (9, 0), r"ex2\.approx\.ftz\.f32"),
+    ("sparse decode", ("parts", 512, True), (9, 0), r"griddepcontrol\.wait"),
+    ("sparse decode", ("parts", 512, False), AMPERE, r"st\.global\.v2\.f32"),
+    ("sparse decode", ("parts", 48, False), AMPERE, r"st\.global\.v2\.f32"),
+    ("sparse decode", ("combine", True), (9, 0), r"ld\.global\.cg\.v4\.f32"),
+    ("sparse decode", ("combine", False), AMPERE, r"ld\.global\.cg\.v4\.f32"),
+    ("sparse wgmma", (), HOPPER, r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32\.bf16\.bf16"),
 ]
 
 
@@ -106,7 +132,7 @@ def test_tuned_ptx_text_is_in_one_file():
 def test_tuned_ladder_is_imported_without_any_ptx():
     """numba-cuda is not needed before a rung that needs it is picked."""
     code = (
-        "import sys, dsv41_numba.tuned.linear, dsv41_numba.tuned.linear_fma\n"
+        "import sys, dsv41_numba.tuned.linear, dsv41_numba.tuned.linear_fma, dsv41_numba.tuned.sparse_attention\n"
         "assert 'dsv41_numba.tuned.ptx' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=TUNED.parent.parent)

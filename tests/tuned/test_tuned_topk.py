@@ -1,15 +1,20 @@
 """The selection on the device: the host's sets, row by row, ties across the cut included."""
 
+import dataclasses
+
 import numba
 import numpy as np
 import pytest
 
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import topk as host
+from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import to_device, to_host
-from dsv41_numba.tuned.topk import candidate_blocks, select, select_kernel, select_with_ties, settle_kernel
+from dsv41_numba.runtime.emulator import emulate
+from dsv41_numba.tuned.topk import candidate_blocks, select, select_kernel, select_with_ties
+from dsv41_numba.tuned.topk_ties import settle_kernel
 from ptx import CAPABILITIES, ptx_of
-from test_topk import ROWS, recorded_cases, recorded_rows, without_unreachable
+from test_topk import EXHAUSTING, ROWS, exhausting_row, recorded_cases, recorded_rows, without_unreachable
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 3.0, -3.0], np.float32)
 
@@ -57,6 +62,28 @@ def test_tuned_topk_settles_ties_in_torchs_order(rng, values):
     assert settled > 0
 
 
+@pytest.mark.parametrize("n, k", [case[:2] for case in EXHAUSTING])
+def test_tuned_topk_falls_back_to_a_heap_where_torch_does(n, k):
+    """Rows on which every split is bad."""
+    assert check(exhausting_row(n, k)[None], k) == 1
+
+
+def test_tuned_topk_of_10_000_rows_with_ties(rng):
+    """A few values a row, so that the cut lies in a tie nearly always; both algorithms, odd sizes."""
+    settled = 0
+    for G, k in ((67, 1), (130, 2), (97, 33), (33, 30), (257, 64)):
+        levels = rng.choice(np.array([-np.inf, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0, np.nan], np.float32), (2000, 5))
+        score = np.take_along_axis(levels, rng.integers(0, 5, (2000, G)), axis=1)
+        settled += check(score, k)
+    print(f"{settled} of 10000 rows were settled")
+    assert settled > 5000
+
+
+def test_tuned_topk_with_a_heap_larger_than_shared_memory(rng):
+    score = rng.choice(np.arange(7, dtype=np.float32), (1, 2100 * 64))
+    assert check(score, 2100) == 1
+
+
 def test_tuned_topk_of_a_long_row(rng):
     for G, k in ((40_000, 512), (131_072, 512)):
         assert check(rng.standard_normal((1, G)).astype(np.float32), k) == 0
@@ -92,6 +119,19 @@ def test_tuned_topk_candidate_blocks_equal_the_hosts(rng):
         np.testing.assert_array_equal(mask, host.candidate_blocks(score, lens, blocks, size))
 
 
+@pytest.mark.skipif(backend.current().name != "emulator", reason="the race check is the emulator's")
+def test_tuned_topk_kernels_have_no_race(rng):
+    def run(kernel, grid, block, *args):
+        emulate(kernel, racecheck=True)[grid, block](*args)
+
+    tied = rng.choice(np.arange(5, dtype=np.float32), (2, 300))
+    lens = np.array([250, 0], np.int32)
+    with backend.using(dataclasses.replace(backend.current(), launch=run)):
+        for k in (2, 70):  # a heap, and introselect
+            check(tied, k)
+        candidate_blocks(to_device(tied), to_device(lens), 4, 8)
+
+
 def test_tuned_topk_of_nothing():
     assert to_host(select(to_device(np.zeros((0, 5), np.float32)), 3)).shape == (0, 3)
     assert to_host(select(to_device(np.zeros((4, 0), np.float32)), 3)).shape == (4, 0)
@@ -112,7 +152,7 @@ def test_tuned_topk_has_no_f64(capability):
     score, mask, picked = numba.float32[:, ::1], numba.uint8[:, ::1], numba.int32[:, ::1]
     row, flag, number = numba.int32[::1], numba.boolean, numba.int64
     for kernel, signature in (
-        (select_kernel(256), (score, mask, flag, number, picked, row)),
-        (settle_kernel, (score, mask, flag, number, row, score, picked, picked)),
+        (select_kernel(256), (score, number, mask, flag, number, picked, row)),
+        (settle_kernel(256), (score, number, mask, flag, number, row, score, numba.int32[:, :, ::1], picked)),
     ):
         assert ".f64" not in ptx_of(kernel, signature, capability)

@@ -1,0 +1,159 @@
+"""Sparse attention for speed: which rung takes which shape on which GPU, and why.
+
+::
+
+    rung     needs                                     weights        what limits it
+    decode   compute capability 8.0 or more,           16 bits        launches, and reading the rows once
+             at most 6 tokens
+    wgmma    compute capability 9.0, heads a           bf16           the tensor cores, fed by gathers into
+             multiple of 64, 512 dimensions                           shared memory
+    mma      compute capability 8.0 or more            16 bits        fetching rows and q into shared memory
+    plain    any machine                               f32            float32 arithmetic
+
+`sparse_attention` has the contract of the one in `ops.sparse_attention`, with one difference: "weights" above is what
+the weights (the exponentials) are rounded to before the value product. wgmma rounds them to bf16 as the official kernel
+does, in blocks of 64 slots, each relative to the largest logit up to and including its block, the sink not among them;
+the denominator sums them unrounded. That is what `sparse_attention_ref` here computes. decode and mma, which have time
+for it, multiply a bf16 weight and then the bf16 of what rounding left of it: as good as f32, and held to the reference
+in `ops`. A rung is imported when it is first picked: all but plain need numba-cuda.
+"""
+
+import importlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from dsv41_numba.formats.bf16 import as_bf16
+from dsv41_numba.ops import PLAIN, REFERENCE
+from dsv41_numba.ops.checks import check_array
+from dsv41_numba.runtime import backend
+from dsv41_numba.runtime.backend import empty
+from dsv41_numba.tuned.linear import NO_GPU, Choice
+from dsv41_numba.tuned.operands import on_16_bytes
+
+MAX_D = 512
+WGMMA_D = 512  # two warpgroups of 256 columns, which are as many as one wgmma makes
+WGMMA_HEADS = 64  # the M of wgmma
+DECODE_TOKENS = 6
+BLOCK = 64  # slots whose weights are rounded relative to one maximum
+LOWEST = np.float32(-1e30)  # below every logit that counts, and finite
+
+PICKED: Counter[tuple[str, str]] = Counter()  # launches of this process by rung and reason
+
+
+def sparse_attention_ref(
+    q: np.ndarray,
+    window_rows: np.ndarray,
+    compress_rows: np.ndarray,
+    idx: np.ndarray,
+    attn_sink: np.ndarray,
+    scale: float,
+) -> np.ndarray:
+    """q [T, H, D] bf16, window_rows [W, D] bf16, compress_rows [G, D] bf16, idx [T, S] int32, attn_sink [H] f32, a
+    float -> o [T, H, D] bf16, with weights in bf16, block by block of 64 slots."""
+    rows = np.concatenate([window_rows, compress_rows])
+    o = np.zeros(q.shape, np.float32)
+    for t in range(len(q)):
+        highest = np.full((q.shape[1], 1), LOWEST)
+        denominator, total = np.zeros(highest.shape), np.zeros(q.shape[1:])
+        for s0 in range(0, idx.shape[1], BLOCK):
+            slots = idx[t, s0 : s0 + BLOCK]
+            kept = rows[slots[slots >= 0]].astype(np.float64)
+            logit = (q[t].astype(np.float64) @ kept.T).astype(np.float32) * np.float32(scale)
+            before, highest = highest, np.maximum(highest, logit.max(-1, keepdims=True, initial=LOWEST))
+            factor, weight = np.exp(before - highest), np.exp(logit - highest)
+            denominator = denominator * factor + weight.sum(-1, keepdims=True, dtype=np.float64)
+            total = total * factor + as_bf16(weight).astype(np.float64) @ kept
+        sink = np.maximum(attn_sink, np.finfo(np.float32).min)[:, None]
+        top = np.maximum(highest, sink)
+        denominator = denominator * np.exp(highest - top) + np.exp(sink - top)
+        o[t] = total * np.exp(highest - top) / np.where(denominator > 0, denominator, 1)
+    return as_bf16(o)
+
+
+def pick(T: int, H: int, D: int, S: int, scale: float, capability: tuple[int, int], aligned: bool = True) -> Choice:
+    """The rung for q [T, H, D] and idx [T, S] on a GPU of this compute capability.
+
+    `aligned` says whether q and the rows start on multiples of 16 bytes. A capability of (0, 0) means no GPU.
+    """
+    if capability == NO_GPU:
+        return Choice("plain", "there is no GPU, and the other rungs are PTX")
+    name = "compute capability {}.{}".format(*capability)
+    if capability < (8, 0):
+        return Choice("plain", f"{name} has no mma.sync for bf16")
+    if D % 16:
+        return Choice("plain", f"{D} dimensions are no multiple of the 16 that tensor cores take at a time")
+    if not aligned:
+        return Choice("plain", "an operand does not start on a multiple of 16 bytes, as copies need")
+    if S == 0:
+        return Choice("plain", "there are no slots")
+    if not 0 < scale < np.inf:
+        return Choice("plain", f"with scale {scale:g} the largest product is not the largest logit")
+    if T <= DECODE_TOKENS:
+        return Choice("decode", f"{T} of at most {DECODE_TOKENS} tokens: their slots are split over blocks")
+    if capability != (9, 0):
+        return Choice("mma", f"{name} has mma.sync for bf16; wgmma is 9.0's alone")
+    if D != WGMMA_D or H % WGMMA_HEADS:
+        return Choice("mma", f"{name} has wgmma, but {H} heads of {D} do not fill its {WGMMA_HEADS} of {WGMMA_D}")
+    return Choice("wgmma", f"{name} has wgmma, and {H} heads of {D} fill it")
+
+
+def picked(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float) -> Choice:
+    """The choice for these arguments of `sparse_attention` on this machine."""
+    capability = NO_GPU
+    if backend.current().name == "gpu":
+        major, minor = cuda.get_current_device().compute_capability
+        capability = (major, minor)
+    operands = [array for array in (q, window_rows, compress_rows) if array.size > 0]
+    T, H, D = q.shape
+    return pick(T, H, D, idx.shape[1], scale, capability, on_16_bytes(*operands))
+
+
+def reference(choice: Choice) -> Callable[..., np.ndarray]:
+    """The reference that a rung is held to: with weights in bf16, or in f32."""
+    return sparse_attention_ref if choice.rung == "wgmma" else REFERENCE.sparse_attention
+
+
+def rung(name: str) -> Callable[..., None]:
+    """The function that fills o: `launch_<name>` of `sparse_<name>`; (*arguments of sparse_attention, o)."""
+    module = importlib.import_module(f"dsv41_numba.tuned.sparse_{name}")
+    launch: Callable[..., None] = getattr(module, f"launch_{name}")
+    return launch
+
+
+def sparse_attention_by(
+    launch: Callable[..., None],
+    q: Any,
+    window_rows: Any,
+    compress_rows: Any,
+    idx: Any,
+    attn_sink: Any,
+    scale: float,
+) -> Any:
+    """`sparse_attention` by one rung."""
+    check_array("q", q, np.uint16, (None, None, None))
+    T, H, D = q.shape
+    if D > MAX_D or D % 2 != 0:
+        raise ValueError(f"q: expected an even number of dimensions, at most {MAX_D}, got {D}")
+    check_array("window_rows", window_rows, np.uint16, (None, D))
+    check_array("compress_rows", compress_rows, np.uint16, (None, D))
+    check_array("idx", idx, np.int32, (T, None))
+    check_array("attn_sink", attn_sink, np.float32, (H,))
+    o = empty((T, H, D), np.uint16)
+    if o.size > 0:  # a grid of 0 blocks is a launch error
+        launch(q, window_rows, compress_rows, idx, attn_sink, scale, o)
+    return o
+
+
+def sparse_attention(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float) -> Any:
+    """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, idx [T, S] int32,
+    attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits, by the rung that fits best."""
+    arguments = (q, window_rows, compress_rows, idx, attn_sink, scale)
+    choice = picked(*arguments)
+    PICKED[choice.rung, choice.reason] += 1
+    if choice.rung == "plain":
+        return PLAIN.sparse_attention(*arguments)
+    return sparse_attention_by(rung(choice.rung), *arguments)
