@@ -1,14 +1,16 @@
 """chart: the picture and the table of the ladder say what the measurements say."""
 
 import copy
+import json
 import pathlib
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from dsv41_numba import chart
-from dsv41_numba.chart import BEGIN, END, ladder_block, ladder_svg, ladder_table, read, refresh, with_block
+from dsv41_numba.chart import BEGIN, END, ladder_block, ladder_table, refresh, with_block
+from dsv41_numba.show import draw
+from dsv41_numba.show.ladder import ADDS, CUBLAS, DECADE, ladder_picture, read
 
 ROOT = pathlib.Path(__file__).parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
@@ -33,12 +35,18 @@ def without_torch():
     return measured
 
 
+def ladder_svg(measured):
+    return ladder_picture(measured).svg()
+
+
 def texts(svg):
     return ["".join(node.itertext()) for node in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
 def bars(svg):
-    return [float(node.get("width")) for node in ET.fromstring(svg).iter(f"{SVG}rect") if node.get("class") == "bar"]
+    """Lengths of the bars, from the lowest rung to the highest."""
+    rects = ET.fromstring(svg).iter(f"{SVG}rect")
+    return [float(node.get("width")) for node in rects if node.get("class") == "fill-blue"]
 
 
 def test_chart_labels_every_bar_with_its_rate_and_share():
@@ -57,8 +65,8 @@ def test_chart_labels_every_bar_with_its_rate_and_share():
 
 def test_chart_bars_are_as_long_as_the_logarithm_of_their_rates():
     plain, fma, mma, wgmma = bars(ladder_svg(MEASURED))
-    assert plain == pytest.approx(150 * 0.8878, abs=0.1)
-    assert wgmma - plain == pytest.approx(150 * 2.0202, abs=0.1) and plain < fma < mma < wgmma
+    assert plain == pytest.approx(DECADE * 0.8878, abs=0.1)
+    assert wgmma - plain == pytest.approx(DECADE * 2.0202, abs=0.1) and plain < fma < mma < wgmma
     slow = copy.deepcopy(MEASURED)
     slow["ladder"][0]["tflops"] = 0.25  # left of the axis
     assert bars(ladder_svg(slow))[0] == 0
@@ -71,22 +79,30 @@ def test_chart_stays_inside_its_view_box_and_needs_nothing_from_elsewhere():
     for node in root.iter():
         x, y = (float(node.get(name, 0)) for name in "xy")
         assert 0 <= x + float(node.get("width", 0)) <= width and 0 <= y + float(node.get("height", 0)) <= height
+        for x, y in re.findall(r"(\S+) (\S+?)(?: [A-Z]|$)", (node.get("d") or "").removeprefix("M ")):
+            assert 0 <= float(x.split()[-1]) <= width and 0 <= float(y) <= height
     assert not re.search(r"url\(|@import|href|<script", svg)
     assert svg.count("http") == 1  # the name space
 
 
+def test_chart_is_readable_on_light_and_on_dark():
+    svg = ladder_svg(MEASURED)
+    assert "@media (prefers-color-scheme: dark)" in svg and 'class="fill-paper" width="760"' in svg
+    drawn = svg[svg.index("</style>") :]
+    assert not re.search(r"#[0-9a-f]{3,6}\b|rgb\(", drawn), "a colour that does not follow light and dark"
+
+
 def test_chart_is_told_in_words_too():
     root = ET.fromstring(ladder_svg(MEASURED))
-    assert root.get("role") == "img" and root.get("aria-labelledby") == "title description"
     title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
-    assert title.get("id") == "title" and description.get("id") == "description"
+    assert root.get("role") == "img" and root.get("aria-labelledby") == f"{title.get('id')} {description.get('id')}"
     assert description.text.startswith("plain 7.72 TFLOP/s, 1.0 %; fma ") and "cuBLAS 794 TFLOP/s" in description.text
 
 
 def test_chart_knows_every_rung_of_the_bench():
     from dsv41_numba.bench import ladder
 
-    assert chart.ADDS.keys() == ladder.SOURCES.keys() and chart.CUBLAS == ladder.CUBLAS
+    assert ADDS.keys() == ladder.SOURCES.keys() and CUBLAS == ladder.CUBLAS
 
 
 def test_chart_table_has_a_row_a_rung():
@@ -123,7 +139,7 @@ def test_chart_refresh_writes_both_or_neither(tmp_path):
     (tmp_path / "measurements.json").write_text('{"ladder": []}')
     with pytest.raises(ValueError, match="expected a ladder"):
         refresh(tmp_path, readme)
-    (tmp_path / "measurements.json").write_text(chart.json.dumps(MEASURED))
+    (tmp_path / "measurements.json").write_text(json.dumps(MEASURED))
     readme.write_text("no markers")
     with pytest.raises(ValueError, match="README"):
         refresh(tmp_path, readme)
@@ -140,3 +156,4 @@ def test_chart_in_the_readme_is_what_was_measured():
     measured, readme = read(ROOT / "data"), (ROOT / "README.md").read_text(encoding="utf-8")
     assert with_block(readme, ladder_block(measured)) == readme
     assert (ROOT / "data" / "ladder.svg").read_text(encoding="utf-8") == ladder_svg(measured)
+    assert draw("ladder").svg() == ladder_svg(measured)
