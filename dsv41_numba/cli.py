@@ -1,4 +1,4 @@
-"""The `dsv41` command: `walk`, `check`, `roles`, `stage`, `make-checkpoint`, `bench`, `doctor`.
+"""The `dsv41` command: `walk`, `exercise`, `check`, `roles`, `stage`, `show`, `make-checkpoint`, `bench`, `doctor`.
 
 Exit codes: 0 all is well, 1 a comparison failed, 2 the input was wrong (one line says what, where, expected and got).
 Set DSV41_TRACEBACK=1 to see where an error came from. Each command imports what it needs, so that `--help` is quick.
@@ -57,6 +57,18 @@ def parser() -> argparse.ArgumentParser:
     _machine_options(walk)
     walk.set_defaults(run=_walk)
 
+    exercise = commands.add_parser("exercise", help="check your solution of an exercise; exit code 0 if it is solved")
+    exercise.add_argument("which", nargs="?", metavar="ID", help="an exercise such as 04a, or a chapter such as 04")
+    exercise.add_argument("--list", action="store_true", help="all exercises and how far you are")
+    exercise.add_argument("--start", metavar="DIR", help="write the exercises into DIR; files that are there are kept")
+    exercise.add_argument("--dir", metavar="DIR", help="where your files are (default: tutorials/exercises of a "
+                          "checkout, else ./exercises)")  # fmt: skip
+    exercise.add_argument("--gpu", action="store_true", help="run on the GPU instead of the emulator; without races "
+                          "and budget")  # fmt: skip
+    exercise.add_argument("--hint", type=int, choices=(1, 2, 3), metavar="N", help="the first N of three hints")
+    exercise.add_argument("--solution", action="store_true", help="check the solution instead of your file")
+    exercise.set_defaults(run=_exercise)
+
     check = commands.add_parser("check", help="hold the port to a recording, each stage alone and the whole chain")
     check.add_argument("recording", metavar="RECORDING", help="a safetensors file of captures")
     check.add_argument("--weights", action="append", metavar="W", help="checkpoint file or folder; repeatable, later "
@@ -80,6 +92,13 @@ def parser() -> argparse.ArgumentParser:
         "--ops", choices=("plain", "tuned"), default="plain", help="the readable kernel, or the fast one"
     )
     stage.set_defaults(run=_stage)
+
+    show = commands.add_parser("show", help="draw a picture of the site into an SVG file")
+    show.add_argument("name", nargs="?", metavar="NAME", help="of the picture")
+    show.add_argument("options", nargs="*", metavar="KEY=VALUE", help="options of the picture; --list shows them")
+    show.add_argument("--out", metavar="FILE", help="the SVG file (default: NAME.svg)")
+    show.add_argument("--list", action="store_true", help="every picture with its options")
+    show.set_defaults(run=_show)
 
     make = commands.add_parser("make-checkpoint", help="write random weights in the released layout")
     make.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
@@ -192,6 +211,18 @@ def _stage(args: argparse.Namespace) -> int:
     report.print_stage(args.name, contract(args.name, ops), result, console)
     report.print_picks(ops, console)
     return 0 if result.ok else 1
+
+
+def _exercise(args: argparse.Namespace) -> int:
+    from dsv41_numba.exercise import command
+
+    return command.run(args, _console())
+
+
+def _show(args: argparse.Namespace) -> int:
+    from dsv41_numba.show import command
+
+    return command.run(args, _console())
 
 
 def _make_checkpoint(args: argparse.Namespace) -> int:

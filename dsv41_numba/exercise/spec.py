@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+LEVELS = {"A": "fill one to three lines", "B": "write a kernel's body", "C": "beat the plain kernel's budget"}
+
 Inputs = tuple[Any, ...]  # the arguments of `spec` and `run`: host arrays and numbers
 Draw = Callable[[np.random.Generator], Inputs]
 
@@ -30,7 +32,7 @@ class Exercise:
     id       chapter and letter: "04a"
     file     its name in tutorials/solutions and tutorials/exercises, without .py: "04a_load_the_b_tile"
     title    the task in some words
-    level    "A" fill one to three lines, "B" write a kernel's body, "C" beat the plain kernel's budget
+    level    one of `LEVELS`
     small    some 8 numbers that can be followed by hand
     full     odd sizes, signed and different on every axis
     hints    three, each saying more than the one before

@@ -1,0 +1,56 @@
+"""Exercise 05b: sum over K, and store the C fragment.
+
+A block is one warp. It makes a 16 x 8 piece of y = x @ weight.T. `words(x, weight, m0, n0, k0)` gives a lane its six
+operands for columns k0 to k0 + 15 of K, with zeros past the edges, and `mma_m16n8k16` adds their product to the four
+sums. Write the rest: the sums begin at zero, one product for each 16 columns, then lane 4 g + t writes its four sums
+where they belong, rounded by `encode_bf16`. y has edges of its own: M need not be a multiple of 16, nor N of 8.
+
+x [M, K] and weight [N, K] are bf16 bits, y [M, N] too; K may be 0. The checks compare y with a product in NumPy, and
+count what a thread reads and writes.
+"""
+
+# Check it: dsv41 exercise 05b
+
+import numpy as np
+from numba import cuda, float32, uint32
+
+from dsv41_numba.formats.bf16 import as_bf16, encode_bf16
+from dsv41_numba.runtime.backend import empty, launch, to_device, to_host
+from dsv41_numba.tuned.emulated import mma_m16n8k16
+
+
+def spec(x, weight):
+    wide_x, wide_weight = (np.left_shift(bits, 16, dtype=np.uint32).view(np.float32) for bits in (x, weight))
+    return as_bf16(wide_x @ wide_weight.T).view(np.uint16)
+
+
+@cuda.jit(device=True)
+def pair(array, row, k):
+    word = uint32(0)
+    for half in range(2):
+        if row < array.shape[0] and k + half < array.shape[1]:
+            word |= uint32(uint32(array[row, k + half]) << uint32(16 * half))
+    return word
+
+
+@cuda.jit(device=True)
+def words(x, weight, m0, n0, k0):
+    row, k = cuda.threadIdx.x // 4, k0 + cuda.threadIdx.x % 4 * 2
+    a0, a1 = pair(x, m0 + row, k), pair(x, m0 + row + 8, k)
+    a2, a3 = pair(x, m0 + row, k + 8), pair(x, m0 + row + 8, k + 8)
+    return a0, a1, a2, a3, pair(weight, n0 + row, k), pair(weight, n0 + row, k + 8)
+
+
+@cuda.jit
+def product_kernel(x, weight, y):
+    m0, n0, lane = cuda.blockIdx.x * 16, cuda.blockIdx.y * 8, cuda.threadIdx.x
+    g, t = lane // 4, lane % 4
+    sums = cuda.local.array(4, float32)
+    # YOUR CODE: the four sums: zero, then a product for each 16 columns of K, then into y where y has such an element.
+
+
+def run(x, weight):
+    y = empty((x.shape[0], weight.shape[0]), np.uint16)
+    grid = (-(-x.shape[0] // 16), -(-weight.shape[0] // 8))
+    launch(product_kernel, grid, 32, to_device(x), to_device(weight), y)
+    return to_host(y)
