@@ -9,6 +9,7 @@ os.environ["DSV41_POISON"] = "1"  # before the backend is chosen
 import numpy as np
 import pytest
 
+from built_site import browser, server, site  # noqa: F401  # fixtures
 from dsv41_numba.formats.bf16 import as_bf16
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "data" / "golden"

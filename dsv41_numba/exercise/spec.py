@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-LEVELS = {"A": "fill one to three lines", "B": "write a kernel's body", "C": "beat the plain kernel's budget"}
+LEVELS = {"A": "fill one to three lines", "B": "write a body", "C": "beat the plain kernel's budget"}
 
 Inputs = tuple[Any, ...]  # the arguments of `spec` and `run`: host arrays and numbers
 Draw = Callable[[np.random.Generator], Inputs]

@@ -6,12 +6,12 @@ import inspect
 from dsv41_numba.exercise import exercises as known_exercises
 from dsv41_numba.exercise.files import solution_file
 from dsv41_numba.exercise.skeleton import HOLE, exercise_text
+from dsv41_numba.exercise.spec import LEVELS
 from dsv41_numba.pages.execute import TUTORIALS
 from dsv41_numba.pages.listing import cut, last_line
 from dsv41_numba.pages.markdown import as_markdown, fenced
 
 CUT, END = "# CUT ", "# END"
-LEVELS = {"A": "fill one to three lines", "B": "write a kernel's body", "C": "beat the plain kernel's budget"}
 HINTS = ("A hint", "Another hint", "The last hint")
 
 

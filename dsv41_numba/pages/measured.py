@@ -91,9 +91,9 @@ def origin() -> str:
     """Where times on a page come from, as a sentence."""
     ceilings = measurements()["ceilings"]
     return (
-        f"Measured on one {gpu()}, {measured_on()}, each result checked first; spread is from the fastest to the "
-        f"slowest sample. Floor: what this GPU needs at least, at {significant(ceilings['copy_gbs'])} GB/s of a copy "
-        f"and {significant(ceilings['matrix_tflops'])} TFLOP/s of its matrix product."
+        f"Measured on one {gpu()}, {measured_on()}, each result checked first; spread is from the tenth to the "
+        f"ninetieth percentile. Floor: what this GPU needs at least, at {significant(ceilings['copy_gbs'])} GB/s of a "
+        f"copy and {significant(ceilings['matrix_tflops'])} TFLOP/s of its matrix product."
     )
 
 
@@ -106,7 +106,7 @@ def duration(milliseconds: float) -> str:
 
 
 def span(low_ms: float, high_ms: float) -> str:
-    """From the fastest to the slowest: "20.8 to 21.0 ms"."""
+    """From the 10th to the 90th percentile: "20.8 to 21.0 ms"."""
     low, high = duration(low_ms), duration(high_ms)
     same_unit = low.split()[1] == high.split()[1]
     return f"{low.split()[0] if same_unit else low} to {high}"

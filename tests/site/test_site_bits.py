@@ -24,7 +24,6 @@ from dsv41_numba.pages.execute import TUTORIALS
 from dsv41_numba.show.svg import STYLE
 
 SCRIPT = TUTORIALS / "assets" / "bits.js"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FORMATS = {
     "bf16": (16, f32_to_bf16, bf16_to_f32),
     "e4m3": (8, f32_to_e4m3, e4m3_to_f32),
@@ -56,18 +55,6 @@ const calls = {
   textBf16: ([patterns]) => patterns.map((pattern) => dsv41Bits.textBf16(pattern)),
 };
 """
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    found = next((path for name in CHROMIUM if (path := shutil.which(name))), None)
-    if not found:
-        pytest.skip(f"needs one of {', '.join(CHROMIUM)} on PATH")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

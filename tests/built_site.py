@@ -1,4 +1,4 @@
-"""The site as it is built, once for all tests, and a browser to look at it."""
+"""The site as it is built, once for all tests, and a browser: fixtures that tests/conftest.py brings in."""
 
 import fcntl
 import functools
