@@ -230,9 +230,8 @@ def sparse_attention_kernel(q, window_rows, compress_rows, idx, attn_sink, scale
                 o[token, h0 + h, t] = low | high << uint32(16)
 
 
-def sparse_attention(q, window_rows, compress_rows, idx, attn_sink, scale: float):
-    """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, idx [T, S] int32,
-    attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits."""
+def check_operands(q, window_rows, compress_rows, idx, attn_sink) -> tuple[int, int, int]:
+    """Refuse operands that do not fit, as the contract says; T, H and D of q."""
     check_array("q", q, np.uint16, (None, None, None))
     T, H, D = q.shape
     if D > MAX_D or D % 2 != 0:
@@ -241,6 +240,13 @@ def sparse_attention(q, window_rows, compress_rows, idx, attn_sink, scale: float
     check_array("compress_rows", compress_rows, np.uint16, (None, D))
     check_array("idx", idx, np.int32, (T, None))
     check_array("attn_sink", attn_sink, np.float32, (H,))
+    return T, H, D
+
+
+def sparse_attention(q, window_rows, compress_rows, idx, attn_sink, scale: float):
+    """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, idx [T, S] int32,
+    attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits."""
+    T, H, D = check_operands(q, window_rows, compress_rows, idx, attn_sink)
     o = empty((T, H, D), np.uint16)
     if T * H > 0:  # a grid of 0 blocks is a launch error
         grid = T * -(-H // HEADS)

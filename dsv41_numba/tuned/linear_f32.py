@@ -30,7 +30,7 @@ from numba import cuda, float32, uint32
 
 from dsv41_numba.runtime.backend import launch
 from dsv41_numba.tuned.linear_decode import MAX_TOKENS, high, low
-from dsv41_numba.tuned.linear_mma import swizzled
+from dsv41_numba.tuned.linear_mma import multiply, swizzled
 from dsv41_numba.tuned.ptx import (
     copies_commit,
     copies_wait_1,
@@ -38,7 +38,6 @@ from dsv41_numba.tuned.ptx import (
     ldmatrix_x4,
     load_16_bytes,
     load_16_bytes_once,
-    mma_m16n8k16,
     pack_bf16,
 )
 
@@ -90,15 +89,6 @@ def split(first, second):
     middle_word = pack_bf16(a, b)
     a, b = a - low(middle_word), b - high(middle_word)
     return high_word, middle_word, pack_bf16(a, b)
-
-
-@cuda.jit(device=True, forceinline=True)
-def multiply(sums, i, j, a, b0, b1):
-    """sums[i, j] += the 16 rows of x in a[i] times 8 rows of one part of weight."""
-    c = mma_m16n8k16(
-        a[i, 0], a[i, 1], a[i, 2], a[i, 3], b0, b1, sums[i, j, 0], sums[i, j, 1], sums[i, j, 2], sums[i, j, 3]
-    )  # fmt: skip
-    sums[i, j, 0], sums[i, j, 1], sums[i, j, 2], sums[i, j, 3] = c
 
 
 @cuda.jit(launch_bounds=(THREADS, 2))

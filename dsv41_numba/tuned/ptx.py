@@ -157,43 +157,30 @@ load_16_bytes_once = load_words("ld.global.nc.L1::no_allocate.v4.u32")  # what n
 
 
 # ---- rounding ------------------------------------------------------------------------------------------------------
-@intrinsic
-def pack_bf16(typingctx, low, high):
-    """Two float32 rounded to bf16, to nearest even, in the low and the high half of a word ("cvt")."""
+def pure(text, constraints, operands):
+    """The intrinsic of one instruction that touches nothing but its operands, so LLVM may move it; a uint32 results."""
 
-    def codegen(context, builder, signature, values):
-        kind = ir.FunctionType(I32, [F32, F32])
-        cast = ir.InlineAsm(kind, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", side_effect=False)
-        return builder.call(cast, values)
+    @intrinsic
+    @named(len(operands))
+    def emitted(typingctx, *_):
+        def codegen(context, builder, signature, values):
+            kind = ir.FunctionType(I32, [value.type for value in values])
+            return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=False), values)
 
-    return types.uint32(types.float32, types.float32), codegen
+        return types.uint32(*operands), codegen
 
-
-@intrinsic
-def relu_bf16(typingctx, low, high):
-    """`pack_bf16` of two float32 of which negative ones become 0 ("cvt.rn.relu", compute capability 8.0 and up)."""
-
-    def codegen(context, builder, signature, values):
-        kind = ir.FunctionType(I32, [F32, F32])
-        cast = ir.InlineAsm(kind, "cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,f,f", side_effect=False)
-        return builder.call(cast, values)
-
-    return types.uint32(types.float32, types.float32), codegen
+    return emitted
 
 
-@intrinsic
-def multiply_bf16(typingctx, a, b):
-    """Two products of bf16, of the low and of the high halves of two words, each rounded to bf16 once.
-
-    "fma" with -0, the number that changes no product when it is added: "mul.bf16x2" needs compute capability 9.0.
-    """
-
-    def codegen(context, builder, signature, values):
-        kind = ir.FunctionType(I32, [I32, I32])
-        text = "{ .reg .b32 nothing; mov.b32 nothing, 0x80008000; fma.rn.bf16x2 $0, $1, $2, nothing; }"
-        return builder.call(ir.InlineAsm(kind, text, "=r,r,r", side_effect=False), values)
-
-    return types.uint32(types.uint32, types.uint32), codegen
+# (low, high): two float32 rounded to bf16, to nearest even, in the low and the high half of a word ("cvt")
+pack_bf16 = pure("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", (f32, f32))
+# the same of two float32 of which negative ones become 0; compute capability 8.0 and up
+relu_bf16 = pure("cvt.rn.relu.bf16x2.f32 $0, $2, $1;", "=r,f,f", (f32, f32))
+# (a, b): two products of bf16, of the low and of the high halves of two words, each rounded to bf16 once. "fma" with
+# -0, the number that changes no product when it is added: "mul.bf16x2" needs compute capability 9.0
+multiply_bf16 = pure(
+    "{ .reg .b32 nothing; mov.b32 nothing, 0x80008000; fma.rn.bf16x2 $0, $1, $2, nothing; }", "=r,r,r", (u32, u32)
+)
 
 
 # ---- copies that a thread does not wait for ("cp.async") ------------------------------------------------------------

@@ -28,13 +28,12 @@ from numba import cuda
 
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN, REFERENCE
-from dsv41_numba.ops.checks import check_array
+from dsv41_numba.ops.sparse_attention import check_operands
 from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import empty
 from dsv41_numba.tuned.linear import NO_GPU, Choice
 from dsv41_numba.tuned.operands import on_16_bytes
 
-MAX_D = 512
 WGMMA_D = 512  # two warpgroups of 256 columns, which are as many as one wgmma makes
 WGMMA_HEADS = 64  # the M of wgmma
 DECODE_TOKENS = 6
@@ -134,14 +133,7 @@ def sparse_attention_by(
     scale: float,
 ) -> Any:
     """`sparse_attention` by one rung."""
-    check_array("q", q, np.uint16, (None, None, None))
-    T, H, D = q.shape
-    if D > MAX_D or D % 2 != 0:
-        raise ValueError(f"q: expected an even number of dimensions, at most {MAX_D}, got {D}")
-    check_array("window_rows", window_rows, np.uint16, (None, D))
-    check_array("compress_rows", compress_rows, np.uint16, (None, D))
-    check_array("idx", idx, np.int32, (T, None))
-    check_array("attn_sink", attn_sink, np.float32, (H,))
+    T, H, D = check_operands(q, window_rows, compress_rows, idx, attn_sink)
     o = empty((T, H, D), np.uint16)
     if o.size > 0:  # a grid of 0 blocks is a launch error
         launch(q, window_rows, compress_rows, idx, attn_sink, scale, o)
