@@ -16,21 +16,30 @@ import numpy as np
 def gather_list(window: int, start_pos: int, T: int, topk: np.ndarray | None) -> np.ndarray:
     """window, start_pos, T ints, topk [T, k] int32 as step 8 publishes it or None -> idx [T, S] int32.
 
-    Prefill: columns 0..min(T, window)-1 are the query's own window among this call's T rows, oldest first, -1 after the
-    newest. Decode: the ring's slots, oldest first, -1 for positions before the first. A chunk: as decode, each position
-    of this call at its row behind the ring's. Then `topk` as it is.
+    Each query's window, then `topk` as it is.
     """
-    if start_pos == 0:
-        newest = np.arange(T)[:, None]
-        slots = np.maximum(newest - window + 1, 0) + np.arange(min(T, window))
-        slots = np.where(slots > newest, -1, slots)
-    else:
-        position = start_pos + np.arange(T)[:, None] - window + 1 + np.arange(window)
-        slots = np.where(position < 0, -1, position % window)
-        if T > 1:
-            slots = np.where(position < start_pos, slots, window + position - start_pos)
+    slots = prefill_slots(window, T) if start_pos == 0 else ring_slots(window, start_pos, T)
     columns = [slots] if topk is None else [slots, topk]
     return np.ascontiguousarray(np.concatenate(columns, axis=1), np.int32)
+
+
+def prefill_slots(window: int, T: int) -> np.ndarray:
+    """Each query's own window among this call's T rows, oldest first, -1 after the newest -> [T, min(T, window)]."""
+    newest = np.arange(T)[:, None]
+    slots = np.maximum(newest - window + 1, 0) + np.arange(min(T, window))
+    return np.where(slots > newest, -1, slots)
+
+
+def ring_slots(window: int, start_pos: int, T: int) -> np.ndarray:
+    """The ring's slots, oldest first, -1 for positions before the first -> [T, window].
+
+    One token finds its own row in the ring. Of a chunk the ring has the rows before it; its own rows stand behind them.
+    """
+    position = start_pos + np.arange(T)[:, None] - window + 1 + np.arange(window)
+    slots = np.where(position < 0, -1, position % window)
+    if T > 1:
+        slots = np.where(position < start_pos, slots, window + position - start_pos)
+    return slots
 
 
 def without_gaps(idx: np.ndarray) -> np.ndarray:

@@ -240,8 +240,12 @@ def select(score: np.ndarray, k: int, candidates: np.ndarray | None = None, offs
         _check_host("score", score, np.float32, (None, None))
         _check_host("candidates", candidates, np.uint8, score.shape)
         score = np.where(candidates != 0, score, np.float32(-np.inf))
-    chosen = topk(score, k)
-    return np.where(chosen < 0, -1, chosen + np.int32(offset)).astype(np.int32)
+    return shifted(topk(score, k), offset)
+
+
+def shifted(chosen: np.ndarray, offset: int) -> np.ndarray:
+    """chosen [T, k] i32 plus offset; nothing, which is -1, stays nothing."""
+    return np.where(chosen < 0, -1, chosen + offset).astype(np.int32)
 
 
 def _check_host(name: str, array: Any, dtype: Any, shape: tuple[int | None, ...]) -> None:

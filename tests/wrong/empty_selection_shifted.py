@@ -3,7 +3,7 @@
 from wrong import Fault
 
 FAULT = Fault(
-    module="dsv41_numba.layer",
-    changes={"np.where(chosen < 0, -1, chosen + call.n_window_rows)": "(chosen + call.n_window_rows)"},
-    replaces=("dsv41_numba.stack.forward",),
+    module="dsv41_numba.ops.topk",
+    changes={"np.where(chosen < 0, -1, chosen + offset)": "(chosen + offset)"},
+    replaces=("dsv41_numba.ops.topk.shifted",),
 )

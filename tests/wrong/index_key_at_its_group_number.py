@@ -4,6 +4,10 @@ from wrong import Fault
 
 FAULT = Fault(
     module="dsv41_numba.layer",
-    changes={"ops.rope(key, rope.cos, rope.sin, group_pos, role.ratio)": "ops.rope(key, rope.cos, rope.sin, first)"},
+    changes={
+        "ops.rope_in_place(key, rope.cos, rope.sin, group_pos, role.ratio)": (
+            "ops.rope_in_place(key, rope.cos, rope.sin, first)"
+        )
+    },
     replaces=("dsv41_numba.stack.forward",),
 )

@@ -3,7 +3,11 @@
 from wrong import Fault
 
 FAULT = Fault(
-    module="dsv41_numba.layer",
-    changes={"position = start_pos - window + 1 + np.arange(window)": "position = np.arange(window)"},
-    replaces=("dsv41_numba.stack.forward",),
+    module="dsv41_numba.ops.gather",
+    changes={
+        "position = start_pos + np.arange(T)[:, None] - window + 1 + np.arange(window)": (
+            "position = np.arange(window)[None]"
+        )
+    },
+    replaces=("dsv41_numba.ops.gather.ring_slots",),
 )

@@ -3,7 +3,7 @@
 from wrong import Fault
 
 FAULT = Fault(
-    module="dsv41_numba.layer",
+    module="dsv41_numba.ops.gather",
     changes={"np.maximum(newest - window + 1, 0)": "np.maximum(newest - window + 2, 0)"},
-    replaces=("dsv41_numba.stack.forward",),
+    replaces=("dsv41_numba.ops.gather.prefill_slots",),
 )
