@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from dsv41_numba.bench import torch_ops
 from dsv41_numba.bench.cases import Case
@@ -25,6 +24,7 @@ from dsv41_numba.ops import topk as host_topk
 from dsv41_numba.runtime import backend
 from dsv41_numba.tuned import TUNED, sparse_attention, topk
 from dsv41_numba.tuned.linear import Choice, picked, rung
+from dsv41_numba.tuned.operands import capability
 from dsv41_numba.tuned.recorded import recorded_launches
 
 LADDER = "ladder"  # the op of its rows
@@ -59,15 +59,9 @@ SOURCES = {
 SHARED = ("tuned/operands.py", "tuned/ptx.py")  # by several rungs
 
 
-def capability() -> tuple[int, int]:
-    """That of the GPU."""
-    major, minor = cuda.get_current_device().compute_capability
-    return major, minor
-
-
 def has_ladder() -> bool:
     """Whether this machine has tensor cores that the tuned linears use."""
-    return backend.current().name == "gpu" and capability() >= (8, 0)
+    return capability() >= (8, 0)
 
 
 def rungs() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dsv41_numba.bench.layers import BenchLayer, LayerCase
 from dsv41_numba.bench.timing import Candidate, Time, device_time, device_times, host_time
 from dsv41_numba.bench.verify import Verdict, checked, to_verify, verify
 from dsv41_numba.config import AttnV41Cfg
-from dsv41_numba.ops import Ops
+from dsv41_numba.ops import Ops, topk
 from dsv41_numba.ops.rmsnorm import rmsnorm
 from dsv41_numba.runtime import backend
 from dsv41_numba.tuned.recorded import recorded_launches
@@ -137,7 +137,7 @@ def measure_select(cfg: AttnV41Cfg, name: str, T: int, pos: int, ops: Ops, draw:
     if with_torch:
         tensor = torch_ops.as_torch(scores)
         torch_time = device_time([lambda: tensor.topk(k, dim=1).indices.sort(dim=1)], torch_ops.LAUNCHES_PER_CALL)
-    timed = host_time(lambda: ops.select(host, cfg.index_topk))
+    timed = host_time(lambda: topk.select(host, cfg.index_topk))
     return [Row(ops.name, "select", name, "host", timed, 4 * host.size + 4 * T * k, 0, torch=torch_time)]
 
 
@@ -145,7 +145,7 @@ def measure_candidates(cfg: AttnV41Cfg, name: str, T: int, pos: int, ops: Ops, d
     """The mask of candidate blocks that the host makes from the same scores."""
     _, host = random_scores(T, pos, draw)
     lens = pos + 1 + np.arange(T)
-    timed = host_time(lambda: ops.candidate_blocks(host, lens, cfg.candidate_topk_blocks, cfg.candidate_block_size))
+    timed = host_time(lambda: topk.candidate_blocks(host, lens, cfg.candidate_topk_blocks, cfg.candidate_block_size))
     return [Row(ops.name, "candidate_blocks", name, "host", timed, 5 * host.size, 0)]
 
 

@@ -32,9 +32,8 @@ from numba import cuda, float32, uint32
 from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
 from dsv41_numba.ops import PLAIN
 from dsv41_numba.ops.checks import check_array
-from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import empty, launch
-from dsv41_numba.tuned.operands import on_16_bytes
+from dsv41_numba.tuned.operands import capability, on_16_bytes
 from dsv41_numba.tuned.position import given, reader
 
 WARPS = 4
@@ -130,9 +129,7 @@ def sizes_fit(index_q: Any, index_k: Any) -> bool:
 
 def fits(index_q: Any, index_k: Any) -> bool:
     """Whether the kernel takes these arrays, on this machine."""
-    if not sizes_fit(index_q, index_k):
-        return False
-    return backend.current().name == "gpu" and cuda.get_current_device().compute_capability >= (8, 0)
+    return sizes_fit(index_q, index_k) and capability() >= (8, 0)
 
 
 def launch_mma(index_q: Any, index_w: Any, index_k: Any, start_pos: Any, ratio: int, score: Any) -> None:

@@ -19,16 +19,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from dsv41_numba.ops import linear_f32 as plain_linear_f32
 from dsv41_numba.ops.checks import check_array
-from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import empty
-from dsv41_numba.tuned.operands import Rung, grouped_linear_by, linear_by, on_16_bytes, sizes
+from dsv41_numba.tuned.operands import NO_GPU, Rung, capability, grouped_linear_by, linear_by, on_16_bytes, sizes
 
 DECODE_TOKENS = 4
-NO_GPU = (0, 0)
 
 PICKED: Counter[tuple[str, str]] = Counter()  # launches of this process by rung and reason: what the commands print
 
@@ -67,11 +64,7 @@ def pick(M: int, N: int, K: int, capability: tuple[int, int], aligned: bool = Tr
 def picked(x: Any, weight: Any, groups: int, y: Any) -> Choice:
     """The choice for these operands (see `operands`) on this machine."""
     size = sizes(x, weight, groups)
-    capability = NO_GPU
-    if backend.current().name == "gpu":
-        major, minor = cuda.get_current_device().compute_capability
-        capability = (major, minor)
-    return pick(size.M, size.N, size.K, capability, on_16_bytes(x, weight, y))
+    return pick(size.M, size.N, size.K, capability(), on_16_bytes(x, weight, y))
 
 
 def rung(name: str) -> Rung:
@@ -95,8 +88,7 @@ def linear(x: Any, weight: Any) -> Any:
 
 def linear_f32(x: Any, weight: Any) -> Any:
     """x [M, K] bf16 bits, weight [N, K] f32 -> [M, N] f32, all device arrays."""
-    fits = backend.current().name == "gpu" and cuda.get_current_device().compute_capability >= (8, 0)
-    if not fits or x.size * weight.size == 0 or x.shape[1] % 8 or not on_16_bytes(x, weight):
+    if capability() < (8, 0) or x.size * weight.size == 0 or x.shape[1] % 8 or not on_16_bytes(x, weight):
         return plain_linear_f32(x, weight)
     check_array("x", x, np.uint16, (None, None))
     check_array("weight", weight, np.float32, (None, x.shape[1]))

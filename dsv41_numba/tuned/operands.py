@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import cuda
 
 from dsv41_numba.ops.checks import address, check_array
 from dsv41_numba.ops.grouped_linear import check_groups
+from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import empty
 
+NO_GPU = (0, 0)
 Rung = Callable[[Any, Any, int, Any], None]  # rung(x, weight, groups, y) fills y, which is not empty
 
 
@@ -33,6 +36,14 @@ class Sizes:
 def sizes(x: Any, weight: Any, groups: int) -> Sizes:
     """The sizes of a rung's operands."""
     return Sizes(x.shape[0], weight.shape[0] // groups, weight.shape[1], groups)
+
+
+def capability() -> tuple[int, int]:
+    """The compute capability of this process's GPU, by which a rung is picked; NO_GPU where kernels run elsewhere."""
+    if backend.current().name != "gpu":
+        return NO_GPU
+    major, minor = cuda.get_current_device().compute_capability
+    return major, minor
 
 
 def linear_by(rung: Rung, x: Any, weight: Any) -> Any:

@@ -24,15 +24,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN, REFERENCE
 from dsv41_numba.ops.sparse_attention import check_operands
-from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import empty
-from dsv41_numba.tuned.linear import NO_GPU, Choice
-from dsv41_numba.tuned.operands import on_16_bytes
+from dsv41_numba.tuned.linear import Choice
+from dsv41_numba.tuned.operands import NO_GPU, capability, on_16_bytes
 
 WGMMA_D = 512  # two warpgroups of 256 columns, which are as many as one wgmma makes
 WGMMA_HEADS = 64  # the M of wgmma
@@ -102,13 +100,9 @@ def pick(T: int, H: int, D: int, S: int, scale: float, capability: tuple[int, in
 
 def picked(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float) -> Choice:
     """The choice for these arguments of `sparse_attention` on this machine."""
-    capability = NO_GPU
-    if backend.current().name == "gpu":
-        major, minor = cuda.get_current_device().compute_capability
-        capability = (major, minor)
     operands = [array for array in (q, window_rows, compress_rows) if array.size > 0]
     T, H, D = q.shape
-    return pick(T, H, D, idx.shape[1], scale, capability, on_16_bytes(*operands))
+    return pick(T, H, D, idx.shape[1], scale, capability(), on_16_bytes(*operands))
 
 
 def reference(choice: Choice) -> Callable[..., np.ndarray]:

@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
-from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import empty, launch
 from dsv41_numba.tuned.cluster_launch import Launch, compiled, of_arrays
+from dsv41_numba.tuned.operands import capability
 from dsv41_numba.tuned.ptx import (
     copies_commit,
     copies_wait_0,
@@ -292,7 +292,7 @@ def launch_decode(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_s
     log2_scale = np.float32(scale * LOG2_E)
     grids = (parts, -(-H // HEADS), T), (H, T, -(-D // COLUMNS))
     blocks = THREADS, COMBINE_THREADS
-    if backend.current().name == "gpu" and cuda.get_current_device().compute_capability >= (9, 0):
+    if capability() >= (9, 0):
         makes = [*of_arrays(q, window_rows, compress_rows, idx), ctypes.c_float(float(log2_scale)), ctypes.c_int64(H)]
         makes += of_arrays(o_parts, sums_parts)
         combines = of_arrays(o_parts, sums_parts, attn_sink, o)
