@@ -8,6 +8,7 @@ The public names, in the order in which a forward meets them::
     AttnV41LayerState, SharedV41                               what survives a call, and what layers hand each other
     REFERENCE, PLAIN                                           the op tables: NumPy, and the readable kernels
     AttnV41, AttnV41Run                                        the driver, and the record of one layer's intermediates
+    save_state, load_state, load_sequence                      a sequence's memory as a file
 """
 
 import os
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dsv41_numba.ops import PLAIN, REFERENCE
     from dsv41_numba.roles import LayerRole
     from dsv41_numba.stack import AttnV41
+    from dsv41_numba.state_file import load_sequence, load_state, save_state
     from dsv41_numba.weights import AttnV41LayerWeights, Checkpoint, CompressorWeights, IndexerWeights
 
 __version__ = "0.1.0"
@@ -45,6 +47,9 @@ __all__ = [
     "IndexerWeights",
     "LayerRole",
     "SharedV41",
+    "load_sequence",
+    "load_state",
+    "save_state",
 ]
 
 _HOME = {
@@ -55,6 +60,7 @@ _HOME = {
     "ops": ("REFERENCE", "PLAIN"),
     "layer": ("AttnV41Run",),
     "stack": ("AttnV41",),
+    "state_file": ("load_sequence", "load_state", "save_state"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The `dsv41` command: `walk`, `exercise`, `check`, `roles`, `stage`, `show`, `make-checkpoint`, `bench`, `doctor`.
+"""The `dsv41` command: walk, exercise, check, roles, memory, stage, show, make-checkpoint, bench, doctor.
 
 Exit codes: 0 all is well, 1 a comparison failed, 2 the input was wrong (one line says what, where, expected and got).
 Set DSV41_TRACEBACK=1 to see where an error came from. Each command imports what it needs, so that `--help` is quick.
@@ -82,6 +82,12 @@ def parser() -> argparse.ArgumentParser:
     roles = commands.add_parser("roles", help="what each layer makes, reads and publishes, from a config.json")
     roles.add_argument("config", nargs="?", metavar="CONFIG", help="config.json (default: the released geometry)")
     roles.set_defaults(run=_roles)
+
+    memory = commands.add_parser("memory", help="bytes of every layer's caches, in bf16 and as codes and scales")
+    memory.add_argument("--config", metavar="C", help="config.json of the geometry (default: the released one)")
+    memory.add_argument("--tokens", type=_positive, metavar="N", help="tokens of the sequence (default: the longest)")
+    memory.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    memory.set_defaults(run=_memory)
 
     stage = commands.add_parser("stage", help="one stage on random input: its contract, and kernel against reference")
     stage.add_argument("name", metavar="NAME", help="such as linear, rope or sparse_attention; `list` lists them all")
@@ -193,6 +199,12 @@ def _roles(args: argparse.Namespace) -> int:
     cfg = AttnV41Cfg.from_json(args.config) if args.config else FLASH
     report.print_roles(cfg, _console())
     return 0
+
+
+def _memory(args: argparse.Namespace) -> int:
+    from dsv41_numba import memory
+
+    return memory.run(args, _console())
 
 
 def _stage(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ data_offsets counted from the end of the header), and the tensors' bytes without
 because the safetensors package knows neither bf16 nor fp8 in NumPy; each reads what the other wrote.
 """
 
+import contextlib
 import json
 import math
 import mmap
@@ -235,10 +236,11 @@ def open_tensors(path: str | pathlib.Path) -> TensorFile:
 def write_tensors(
     path: str | pathlib.Path, tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file, whole or not at all: beside its place first, then renamed.
+    """Write a safetensors file, whole or not at all: beside its place first, to the disk, then renamed.
 
-    The widest types come first, so that every tensor is aligned. ValueError for a tensor whose data does not fit its
-    type and shape, or that is called `__metadata__`.
+    A process killed meanwhile, or a machine that loses power, leaves the old file or the new one. The widest types come
+    first, so that every tensor is aligned. ValueError for a tensor whose data does not fit its type and shape, or that
+    is called `__metadata__`.
     """
     path = pathlib.Path(path)
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
@@ -264,6 +266,19 @@ def write_tensors(
             file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
             for _, tensor in ordered:
                 file.write(np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8).data)
-        unfinished.replace(path)
+            file.flush()
+            os.fsync(file.fileno())  # or the new name could reach the disk before the bytes
+        os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Bring a new name to the disk. Where folders cannot be synced it gets there later, and is whole all the same."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

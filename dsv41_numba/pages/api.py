@@ -16,7 +16,8 @@ TITLES = {
     "pages": "The site",
     "tools": "Checking and tools",
 }
-OF_LAYER = ("layer", "caches", "stack", "config", "roles", "weights", "tensors")  # modules beside the parts' folders
+# modules beside the parts' folders
+OF_LAYER = ("layer", "caches", "stack", "state_file", "config", "roles", "weights", "tensors")
 
 
 def modules() -> list[str]:
