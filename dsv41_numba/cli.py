@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     walk.add_argument("--seed", type=int, default=0, help="with --checkpoint: of the random input (default 0)")
     walk.add_argument("--config", metavar="C", help="with --checkpoint: a config.json other than DIR's")
     walk.add_argument("--record", metavar="FILE", help="write every intermediate as a recording")
+    _linear_option(walk, "with --checkpoint: ")
     _machine_options(walk)
     walk.set_defaults(run=_walk)
 
@@ -76,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--config", metavar="C", help="config.json of the geometry (default: the tiny one)")
     check.add_argument("--base", metavar="FILE", help="the recording whose prefill comes before this one")
     check.add_argument("--layers", type=_layer_range, metavar="A-B", help="judge only these layers")
+    _linear_option(check)
     _machine_options(check)
     check.set_defaults(run=_check)
 
@@ -136,6 +138,12 @@ def _machine_options(command: argparse.ArgumentParser) -> None:
                          help="whose index keys an unfinished group scores against (default: as released)")  # fmt: skip
 
 
+def _linear_option(command: argparse.ArgumentParser, when: str = "") -> None:
+    command.add_argument("--linear", choices=("bf16", "fp8"), default="bf16",
+                         help=f"{when}dequantise fp8 weights when they are read, or multiply their codes and quantise "
+                         "the activation (default: bf16)")  # fmt: skip
+
+
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
@@ -171,6 +179,8 @@ def _walk(args: argparse.Namespace) -> int:
         for option in ("tokens", "layers", "config"):
             if getattr(args, option) is not None:
                 raise ValueError(f"--{option}: goes with --checkpoint DIR")
+        if args.linear != "bf16":
+            raise ValueError(f"--linear {args.linear}: goes with --checkpoint DIR; scenario A's weights are bf16")
         return walk.walk_tiny(args, _console(), _console(stderr=True))
     return walk.walk_checkpoint(args, _console(), _console(stderr=True))
 
@@ -184,12 +194,13 @@ def _check(args: argparse.Namespace) -> int:
     from dsv41_numba.weights import Checkpoint
 
     cfg, ops, console = _tiny_cfg(args.config), table(args.ops), _console()
-    checkpoint = Checkpoint(*(args.weights or [golden("tiny-weights.safetensors")]), cfg=cfg)
+    checkpoint = Checkpoint(*(args.weights or [golden("tiny-weights.safetensors")]), cfg=cfg, linear=args.linear)
     recording = Recording(args.recording, args.base)
     with report.progress(_console(stderr=True), f"replaying {recording.path.name}") as update:
         result = check(recording, cfg, checkpoint.layer, ops, args.index_keys, args.layers, update)
     report.print_picks(ops, console)
-    return report.print_check(result, recording, ops.name, console)
+    linears = "fp8 linears, " if args.linear == "fp8" else ""
+    return report.print_check(result, recording, f"{linears}{ops.name}", console)
 
 
 def _roles(args: argparse.Namespace) -> int:

@@ -54,10 +54,26 @@ class AttnV41Run:
     og: Any = None
     out: Any = None
 
+    @property
+    def keeps_o(self) -> bool:
+        """Whether `o` is looked at. If not, an op table may turn it back before it leaves the attention's kernel."""
+        return True
+
     def keep(self, name: str, value: Any) -> Any:
         """Note an intermediate and hand it on. A replay overrides this to judge it, and may hand on another."""
         setattr(self, name, value)
         return value
+
+
+class OutRun(AttnV41Run):
+    """A run of which only `out` is asked for: nothing else is kept, and `o` may never exist."""
+
+    @property
+    def keeps_o(self) -> bool:
+        return False
+
+    def keep(self, name: str, value: Any) -> Any:
+        return super().keep(name, value) if name == "out" else value
 
 
 @dataclass(frozen=True)
@@ -142,19 +158,19 @@ def forward(
     q = ops.linear(qr, w.wq_b).reshape(T, H, D)  # [T, H, D]
     q = keep("q", ops.rope_in_place(q, rope.cos, rope.sin, start_pos))  # [T, H, D]
     # 3: this call's window rows, quantised to fp8 and back, and the ring that holds the last W of them
-    kv = ops.rmsnorm(ops.linear(x, w.wkv), w.kv_norm, eps).reshape(T, 1, D)  # [T, 1, D]
-    kv = ops.rope_in_place(kv, rope.cos, rope.sin, start_pos).reshape(T, D)  # [T, D]
-    kv = keep("kv", ops.fp8_round_trip(kv))  # [T, D]
-    window_rows = ring_and_rows(call, kv) if call.chunk else kv  # [W + T or T, D]
-    ops.ring_write(kv, state.window, start_pos)
+    window_rows: Any = rows_with_ring(call) if call.chunk else None  # [W + T, D], the ring as the call before left it
+    kv = ops.linear(x, w.wkv)  # [T, D]
+    kv = keep("kv", ops.kv_rows(kv, w.kv_norm, eps, rope.cos, rope.sin, start_pos, state.window))  # [T, D]
+    if call.chunk:
+        ops.ring_write(kv, window_rows, cfg.window)
     state.window = keep("window", state.window)  # [W, D]
+    if not call.chunk:
+        window_rows = kv if call.prefill else state.window  # [T, D], or [W, D] with this token's row among them
     # 4 to 9: the compressed rows, and which of them this call reads
     if role.is_kv_source:
         compress(call, w, x, index_keys)
     if role.is_index_source:
         select(call, w, x, qr)
-    if not call.prefill and not call.chunk:
-        window_rows = state.window  # [W, D], this token's row among them
     compress_rows, topk = window_rows[:0], None  # SWA: none
     if role.ratio:
         topk = keep("topk", shared.topk.read(role.layer, role.index_source, call.end))  # [T, min(index_topk, G)]
@@ -162,12 +178,15 @@ def forward(
         compress_rows = cache[: call.end // role.ratio]  # [G, D]
     # 10: which row each query reads
     idx = keep("idx", ops.gather_list(cfg.window, start_pos, T, topk))  # [T, S]
-    # 11: attention over the gathered rows, which are key and value at once
+    # 11, 12: attention over the gathered rows, which are key and value at once; turned back by the query's position
     slots = ops.without_gaps(idx)  # [T, S]
-    o = ops.sparse_attention(q, window_rows, compress_rows, slots, w.attn_sink, cfg.softmax_scale)
-    o = keep("o", o)  # [T, H, D]
-    # 12 to 14: turn back by the query's position, project each group of heads, then all groups together
-    o = ops.rope_inverse(o, rope.cos, rope.sin, start_pos)  # [T, H, D]
+    attended = q, window_rows, compress_rows, slots, w.attn_sink, cfg.softmax_scale
+    if run.keeps_o:
+        o = keep("o", ops.sparse_attention(*attended))  # [T, H, D]
+        o = ops.rope_inverse(o, rope.cos, rope.sin, start_pos)  # [T, H, D]
+    else:
+        o = ops.attention_turned_back(*attended, rope.cos, rope.sin, start_pos)  # [T, H, D]
+    # 13, 14: project each group of heads, then all groups together
     og = keep("og", ops.grouped_linear(o, w.wo_a, cfg.o_groups))  # [T, o_groups, o_lora_rank]
     keep("out", ops.linear(og.reshape(T, cfg.o_groups * cfg.o_lora_rank), w.wo_b))  # [T, dim]
     state.next_pos = call.end
@@ -176,13 +195,13 @@ def forward(
 
 def compress(call: LayerCall, weights: AttnV41LayerWeights, x: Any, index_keys: str) -> None:
     """Steps 4, 5 and 9 of a FULL layer: new compressed rows and index keys, into the caches, and published."""
-    ops, cfg, role, state, rope = call.ops, call.cfg, call.role, call.state, call.rope
-    keep, eps = call.run.keep, cfg.norm_eps
+    ops, role, state, rope = call.ops, call.role, call.state, call.rope
+    keep, eps = call.run.keep, call.cfg.norm_eps
     w, indexer = weights.compressor, weights.indexer
     assert w is not None and indexer is not None  # a FULL layer has both
-    first = call.start_pos // role.ratio  # the first group that this call can complete
-    n = call.end // role.ratio - first  # how many it completes
-    group_pos = first * role.ratio  # a group stands at the position of its first token
+    n = call.end // role.ratio - call.start_pos // role.ratio  # how many groups this call completes
+    # a group stands at the position of its first token; its slot in the caches is its number
+    place = rope.cos, rope.sin, call.start_pos, role.ratio
     # 4: one latent row a group
     if role.ratio > 1:
         kv = keep("comp_kv", ops.linear_f32(x, w.wkv))  # [T, D] f32
@@ -196,16 +215,10 @@ def compress(call: LayerCall, weights: AttnV41LayerWeights, x: Any, index_keys: 
     if n > 0:
         latent = keep("latent", latent)
         # 5: the index keys, from the latent BEFORE its rotation
-        key = ops.rmsnorm(ops.linear(latent, indexer.wk), indexer.k_norm, eps).reshape(n, 1, cfg.index_head_dim)
-        key = ops.rope_in_place(key, rope.cos, rope.sin, group_pos, role.ratio).reshape(
-            n, cfg.index_head_dim
-        )  # [n, Di]
-        key = keep("index_k", ops.fp4_round_trip_e8m0(key))  # [n, Di]
-        ops.ring_write(key, state.index_k, first)
+        key = ops.linear(latent, indexer.wk)  # [n, Di]
+        keep("index_k", ops.index_key_rows(key, indexer.k_norm, eps, *place, state.index_k))  # [n, Di]
         # 9: the latent itself, rotated and quantised
-        latent = ops.rope(latent.reshape(n, 1, cfg.head_dim), rope.cos, rope.sin, group_pos, role.ratio)
-        latent = keep("latent_q", ops.fp4_round_trip_e4m3(latent.reshape(n, cfg.head_dim)))  # [n, D]
-        ops.ring_write(latent, state.compress_kv, first)
+        keep("latent_q", ops.latent_rows(latent, *place, state.compress_kv))  # [n, D]
     if n > 0 or index_keys == "owner":  # the released code publishes keys only when a group is complete
         call.shared.index_k.publish(state.index_k, role.layer, call.end)
     call.shared.compress_kv.publish(state.compress_kv, role.layer, call.end)
@@ -218,8 +231,8 @@ def select(call: LayerCall, weights: AttnV41LayerWeights, x: Any, qr: Any) -> No
     assert w is not None  # an index source has one
     # 6: index queries and the weight of each index head
     index_q = ops.linear(qr, w.wq_b).reshape(T, cfg.index_n_heads, cfg.index_head_dim)  # [T, Hi, Di]
-    index_q = ops.rope_in_place(index_q, call.rope.cos, call.rope.sin, call.start_pos)  # [T, Hi, Di]
-    index_q = keep("index_q", ops.fp4_round_trip_e8m0(index_q))  # [T, Hi, Di]
+    index_q = ops.index_query_rows(index_q, call.rope.cos, call.rope.sin, call.start_pos)  # [T, Hi, Di]
+    index_q = keep("index_q", index_q)
     index_w = keep("index_w", ops.index_weights(ops.linear(x, w.weights_proj), cfg.index_scale))  # [T, Hi]
     # 7: score[t, g], -inf where group g ends after position start_pos + t
     keys = visible_keys(call)  # [G, Di]
@@ -253,12 +266,11 @@ def visible_keys(call: LayerCall) -> Any:
     return slot.value[:G]
 
 
-def ring_and_rows(call: LayerCall, kv: Any) -> Any:
-    """The rows that a chunk's queries see: the ring as the call before left it, then this call's -> [W + T, D] bf16."""
+def rows_with_ring(call: LayerCall) -> Any:
+    """The rows that a chunk's queries see, [W + T, D] bf16: the ring in front, room for this call's behind it."""
     ops, W = call.ops, call.cfg.window
     rows = ops.zeros((W + call.T, call.cfg.head_dim), ops.bf16)
     ops.ring_write(call.state.window, rows, 0)
-    ops.ring_write(kv, rows, W)
     return rows
 
 

@@ -112,9 +112,13 @@ def print_picks(ops: Ops, console: Console) -> None:
     """Which rungs the tuned linears and the tuned sparse attention took, and why; nothing for the other op tables."""
     if ops.name != "tuned":
         return
-    from dsv41_numba.tuned import linear, sparse_attention
+    from dsv41_numba.tuned import linear, linear_fp8, sparse_attention
 
-    for what, picked in (("linears", linear.PICKED), ("sparse attention", sparse_attention.PICKED)):
+    for what, picked in (
+        ("linears", linear.PICKED),
+        ("fp8 linears", linear_fp8.PICKED),
+        ("sparse attention", sparse_attention.PICKED),
+    ):
         for (rung, reason), count in picked.most_common():
             console.print(f"tuned {what}: {count} by {rung}, because {reason}", soft_wrap=True)
 
@@ -133,7 +137,7 @@ def _chained_cells(tally: Tally | None, rule: Rule) -> tuple[str, ...]:
     if rule.kind == "selection":
         return str(tally.elements), f"{tally.rows_differ} rows differ", "-", _verdict(tally)
     flips = str(tally.flips) if rule.kind == "codes" else "-"
-    return str(tally.elements), f"{tally.relative_l2:.4%}, {rule.chained:.1%}", flips, _verdict(tally)
+    return str(tally.elements), f"{tally.relative_l2:.4%}, {tally.allowed_l2:.1%}", flips, _verdict(tally)
 
 
 def _verdict(tally: Tally) -> str:

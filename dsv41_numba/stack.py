@@ -25,7 +25,7 @@ import numpy as np
 
 from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.config import AttnV41Cfg
-from dsv41_numba.layer import INDEX_KEYS, AttnV41Run, RopeTable, forward
+from dsv41_numba.layer import INDEX_KEYS, AttnV41Run, OutRun, RopeTable, forward
 from dsv41_numba.ops import PLAIN, Ops
 from dsv41_numba.ops.rope import rope_table
 from dsv41_numba.roles import LayerRole, roles
@@ -136,7 +136,7 @@ class AttnV41:
 
         One token is a decode step; several are a piece of a prompt, or guesses to be verified.
         """
-        return {step.role.layer: step.out for step in self.walk(x)}
+        return {step.role.layer: step.out for step in self.walk(x, lambda role: OutRun())}
 
     def walk(self, x: Any, run: Callable[[LayerRole], AttnV41Run] = lambda role: AttnV41Run()) -> Iterator[Step]:
         """The next call, one layer at a time.

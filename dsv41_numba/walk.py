@@ -124,7 +124,8 @@ def _record_again(
 
 def walk_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Other weights on random input, without a comparison."""
-    checkpoint = Checkpoint(args.checkpoint, cfg=AttnV41Cfg.from_json(args.config) if args.config else None)
+    cfg_given = AttnV41Cfg.from_json(args.config) if args.config else None
+    checkpoint = Checkpoint(args.checkpoint, cfg=cfg_given, linear=args.linear)
     cfg, ops = checkpoint.cfg, op_table(args.ops)
     tokens = args.tokens or min(DEFAULT_TOKENS, cfg.max_seq)
     steps = ("p", *(f"d{i}" for i in range(args.decode)))
@@ -191,6 +192,7 @@ def _machine(ops: Ops) -> str:
 
 def _title(ops: Ops, args: argparse.Namespace, steps: Iterable[str]) -> str:
     what = "tiny checkpoint, scenario A" if args.checkpoint is None else str(args.checkpoint)
+    what += ", fp8 linears" if args.linear == "fp8" else ""
     steps = tuple(steps)
     span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     return f"{what}, {ops.name} ops on the {_machine(ops)}, {span}"

@@ -12,7 +12,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.formats.bf16 import BF16, as_bf16
 from dsv41_numba.formats.e4m3 import E4M3_NAN, e4m3_to_f32
 from dsv41_numba.formats.e8m0 import E8M0_NAN, e8m0_to_f32
+from dsv41_numba.formats.fp8_weight import Fp8Weight
 from dsv41_numba.roles import LayerRole, roles
 from dsv41_numba.tensors import RawTensor, TensorFile, WeightsError
 
@@ -57,6 +58,7 @@ class AttnV41LayerWeights:
     wq_a [q_lora_rank, dim] bf16, q_norm [q_lora_rank] f32, wq_b [n_heads * head_dim, q_lora_rank] bf16,
     wkv [head_dim, dim] bf16, kv_norm [head_dim] f32, attn_sink [n_heads] f32,
     wo_a [o_groups * o_lora_rank, n_heads / o_groups * head_dim] bf16, wo_b [dim, o_groups * o_lora_rank] bf16
+    Those of FP8_LINEARS may be an `Fp8Weight` of this shape instead.
     """
 
     wq_a: Any
@@ -69,6 +71,11 @@ class AttnV41LayerWeights:
     wo_b: Any
     compressor: CompressorWeights | None = None
     indexer: IndexerWeights | None = None
+
+
+# The matrices that linear="fp8" keeps as codes: those that the official code multiplies so. wo_a is not among them
+FP8_LINEARS = ("wq_a", "wq_b", "wkv", "wo_b", "indexer.wq_b")
+LINEARS = ("bf16", "fp8")
 
 
 @dataclass(frozen=True)
@@ -148,14 +155,21 @@ class Checkpoint:
             Of several, later ones override earlier ones tensor by tensor; a weight takes the place of an earlier
             weight and its scale
     cfg     the geometry; None reads the config.json of the last folder
+    linear  "bf16": every fp8 weight is dequantised when its layer is read. "fp8": those of FP8_LINEARS come as an
+            `Fp8Weight`, codes and scales as they are stored; one that is stored as something else is an error
     Names may begin with `model.`; what is not attention is ignored.
     Raises OSError when a file cannot be opened, ConfigError for the config, WeightsError for the rest.
     """
 
-    def __init__(self, *paths: str | pathlib.Path, cfg: AttnV41Cfg | None = None) -> None:
+    def __init__(
+        self, *paths: str | pathlib.Path, cfg: AttnV41Cfg | None = None, linear: Literal["bf16", "fp8"] = "bf16"
+    ) -> None:
         self.paths = tuple(pathlib.Path(path) for path in paths)
         if not self.paths:
             raise ValueError("paths: expected at least one checkpoint file or folder, got none")
+        if linear not in LINEARS:
+            raise ValueError(f"linear: expected one of {', '.join(LINEARS)}, got {linear!r}")
+        self.linear = linear
         self.cfg = cfg if cfg is not None else AttnV41Cfg.from_json(self._config_path())
         self.roles = roles(self.cfg)
         self._files: dict[pathlib.Path, TensorFile] = {}
@@ -171,8 +185,8 @@ class Checkpoint:
     def layer(self, layer: int) -> AttnV41LayerWeights:
         """The weights of one layer, host arrays of their own: bf16 matrices as ml_dtypes.bfloat16, f32 for the rest.
 
-        Only this layer's tensors are read. fp8 weights are dequantised, which is exact; bf16 is widened where f32 is
-        wanted, f32 narrowed where bf16 is wanted and holds every value.
+        Only this layer's tensors are read. fp8 weights are dequantised, which is exact, or kept (see `linear`); bf16 is
+        widened where f32 is wanted, f32 narrowed where bf16 is wanted and holds every value.
         Raises WeightsError: missing or surplus tensors for the layer's role, a wrong shape or type, fp8 without a
         scale, a scale byte 0xFF, NaN or infinity, a value that bf16 would round.
         """
@@ -181,11 +195,12 @@ class Checkpoint:
         specs = tensor_specs(self.cfg, self.roles[layer])
         places = self._places.get(layer, {})
         self._check_names(layer, specs, places)
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, spec in specs.items():
             weight = self._stored(places[_weight_name(name)])
             scale = self._stored(places[f"{name}.scale"]) if f"{name}.scale" in places else None
-            arrays[name] = _convert(weight, scale, spec, self.cfg.weight_block)
+            convert = _keep_codes if self.linear == "fp8" and name in FP8_LINEARS else _convert
+            arrays[name] = convert(weight, scale, spec, self.cfg.weight_block)
         return assemble(arrays)
 
     def _check_names(self, layer: int, specs: Mapping[str, TensorSpec], places: Mapping[str, _Place]) -> None:
@@ -290,10 +305,7 @@ def _convert(weight: _Stored, scale: _Stored | None, spec: TensorSpec, block: tu
     in_bf16 = spec.dtype == "bf16"
     weight.check(("BF16", "F8_E4M3", "F32") if in_bf16 else ("F32", "BF16"), spec.shape)
     if weight.raw.dtype == "F8_E4M3":
-        if scale is None:
-            raise weight.fault(f"a tensor {weight.raw.name.removesuffix('weight')}scale beside an fp8 weight", "none")
-        scale.check(("F8_E8M0",), tuple(-(-size // of) for size, of in zip(spec.shape, block)))
-        return _dequantise(weight, scale, block)
+        return _dequantise(weight, _checked_scale(weight, scale, spec, block), block)
     if scale is not None:
         raise scale.fault(f"no scale beside a weight of type {weight.raw.dtype}", "one")
     values = weight.raw.array()
@@ -312,11 +324,20 @@ def _convert(weight: _Stored, scale: _Stored | None, spec: TensorSpec, block: tu
     return bits.view(BF16)
 
 
-def _dequantise(weight: _Stored, scale: _Stored, block: tuple[int, ...]) -> np.ndarray:
-    """codes [out, in] e4m3 times scales [ceil(out / rows), ceil(in / columns)] e8m0 -> [out, in] bf16, exactly.
+def _keep_codes(weight: _Stored, scale: _Stored | None, spec: TensorSpec, block: tuple[int, ...]) -> Fp8Weight:
+    """A stored tensor for the fp8 linear: the bytes of the file, copied."""
+    if weight.raw.dtype != "F8_E4M3":
+        raise weight.fault('type F8_E4M3, for linear="fp8"', f'{weight.raw.dtype}; linear="bf16" takes it')
+    weight.check(("F8_E4M3",), spec.shape)
+    checked = _checked_scale(weight, scale, spec, block)
+    return Fp8Weight(weight.raw.data.copy(), checked.raw.data.copy(), block)
 
-    A code has 4 significant bits and a scale is a power of two, so the product fits bf16 unless it leaves its range.
-    """
+
+def _checked_scale(weight: _Stored, scale: _Stored | None, spec: TensorSpec, block: tuple[int, ...]) -> _Stored:
+    """The scale of an fp8 weight, after a look at both: it is there, it fits, and neither has a NaN."""
+    if scale is None:
+        raise weight.fault(f"a tensor {weight.raw.name.removesuffix('weight')}scale beside an fp8 weight", "none")
+    scale.check(("F8_E8M0",), tuple(-(-size // of) for size, of in zip(spec.shape, block)))
     codes, scales = weight.raw.data, scale.raw.data
     if (scales == E8M0_NAN).any():
         raise scale.fault("powers of two", f"byte 0xFF (NaN) in block {list(_first(scales == E8M0_NAN))}")
@@ -324,6 +345,15 @@ def _dequantise(weight: _Stored, scale: _Stored, block: tuple[int, ...]) -> np.n
     if is_nan.any():
         at = _first(is_nan)
         raise weight.fault("numbers", f"code 0x{codes[at]:02X} (NaN) at {list(at)}")
+    return scale
+
+
+def _dequantise(weight: _Stored, scale: _Stored, block: tuple[int, ...]) -> np.ndarray:
+    """codes [out, in] e4m3 times scales [ceil(out / rows), ceil(in / columns)] e8m0 -> [out, in] bf16, exactly.
+
+    A code has 4 significant bits and a scale is a power of two, so the product fits bf16 unless it leaves its range.
+    """
+    codes, scales = weight.raw.data, scale.raw.data
     rows, columns = block
     bits = np.empty(codes.shape, np.uint16)
     for i, row_of_scales in enumerate(e8m0_to_f32(scales)):  # a row of blocks at a time: the f32 copy stays small

@@ -16,7 +16,9 @@ import numpy as np
 
 from dsv41_numba import formats, ops
 from dsv41_numba.formats.bf16 import f32_to_bf16
+from dsv41_numba.formats.fp8_weight import Fp8Weight
 from dsv41_numba.ops import PLAIN
+from dsv41_numba.ops.linear_fp8 import fp8_quantise, linear_of_codes
 from dsv41_numba.runtime import backend
 
 Rng = np.random.Generator
@@ -94,6 +96,14 @@ def call_sparse_attention(rng: Rng, T: int, H: int, D: int, S: int) -> None:
     PLAIN.sparse_attention(bf16(rng, T, H, D), bf16(rng, W, D), bf16(rng, G, D), idx, f32(rng, H), D**-0.5)
 
 
+def call_linear_fp8(rng: Rng, M: int, N: int, K: int) -> None:
+    """Codes without NaN: 0x7F and 0xFF are beyond the drawn magnitudes."""
+    codes = [rng.integers(0, 0x7F, (rows, K), np.uint8) | rng.choice([0, 0x80], (rows, K)).astype(np.uint8)
+             for rows in (M, N)]  # fmt: skip
+    scales = [rng.integers(120, 130, (rows, K // 32), np.uint8) for rows in (M, -(-N // 32))]
+    linear_of_codes(codes[0], scales[0], Fp8Weight(codes[1], scales[1]))
+
+
 CASES: dict[str, Case] = {
     "linear_kernel": Case(
         lambda r: PLAIN.linear(bf16(r, 17, 33), bf16(r, 31, 33)),
@@ -110,6 +120,12 @@ CASES: dict[str, Case] = {
         lambda r: PLAIN.linear_f32(bf16(r, 15, 17), f32(r, 33, 17)),
         ("y",),
         small=lambda r: PLAIN.linear_f32(bf16(r, 17, 17), f32(r, 2, 17)),
+    ),
+    "linear_fp8_kernel": Case(
+        lambda r: call_linear_fp8(r, 17, 33, 96), ("y",), small=lambda r: call_linear_fp8(r, 2, 17, 64)
+    ),
+    "fp8_quantise_kernel": Case(
+        lambda r: fp8_quantise(bf16(r, 33, 32)), ("codes", "scale"), small=lambda r: fp8_quantise(bf16(r, 17, 32))
     ),
     "grouped_linear_kernel": Case(
         lambda r: PLAIN.grouped_linear(bf16(r, 17, 6, 9), bf16(r, 45, 18), 3),

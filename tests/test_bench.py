@@ -1,6 +1,8 @@
 """bench: what it measures and compares; its times are the GPU's business."""
 
 import argparse
+import dataclasses
+import functools
 import io
 import json
 import types
@@ -12,7 +14,7 @@ from rich.console import Console
 
 from dsv41_numba import bench
 from dsv41_numba.bench import ladder, measure, timing
-from dsv41_numba.bench.cases import CONTEXTS, PREFILLS, op_cases, position, random_selection
+from dsv41_numba.bench.cases import CONTEXTS, PREFILLS, fused_cases, op_cases, position, random_selection
 from dsv41_numba.bench.ceilings import Ceilings
 from dsv41_numba.bench.inputs import Draw, noise_bf16_kernel, noise_f32_kernel
 from dsv41_numba.bench.layers import BenchLayer, layer_cases
@@ -21,7 +23,18 @@ from dsv41_numba.bench.measure import LaunchCost, Row
 from dsv41_numba.bench.report import ORIGINAL_MS, Report, write_json
 from dsv41_numba.bench.screen import show
 from dsv41_numba.bench.timing import Candidate, Time
-from dsv41_numba.bench.verify import ROWS, SAMPLES, Verdict, checked, spread, take, to_verify, verify, verify_rows
+from dsv41_numba.bench.verify import (
+    FUSED,
+    ROWS,
+    SAMPLES,
+    Verdict,
+    checked,
+    spread,
+    take,
+    to_verify,
+    verify,
+    verify_rows,
+)
 from dsv41_numba.config import FLASH, TINY
 from dsv41_numba.data import data_dir
 from dsv41_numba.formats.bf16 import bf16_to_f32
@@ -29,7 +42,7 @@ from dsv41_numba.ops import PLAIN
 from dsv41_numba.roles import roles
 from dsv41_numba.runtime import backend
 from dsv41_numba.stages import STAGES
-from dsv41_numba.tuned import cluster_launch, recorded
+from dsv41_numba.tuned import TUNED, cluster_launch, recorded
 from dsv41_numba.tuned.recorded import recorded_launches
 from ptx import CAPABILITIES, ptx_of
 
@@ -131,6 +144,42 @@ def test_bench_verifies_every_op_call_of_every_layer():
         assert {"linear", "rmsnorm", "rope", "fp8_round_trip", "ring_write", "sparse_attention"} <= called
         assert ("index_score" in called) == case.role.is_index_source
         assert ("pool" in called) == (case.op == "layer FULL ratio 2")
+
+
+def test_bench_verifies_the_fused_stages_of_a_tuned_layer_and_finds_a_wrong_one():
+    case = layer_cases(TINY, (9,), (32,))[2]
+    assert case.op == "layer FULL ratio 2" and case.pos == 0
+    verdicts: list[Verdict] = []
+    BenchLayer(TINY, case).call(checked(TUNED, verdicts.append))
+    called = {verdict.stage for verdict in verdicts}
+    assert all(verdict.ok for verdict in verdicts)
+    assert {*FUSED, "sparse_attention", "rope_inverse"} <= called and not {"rmsnorm_f32", "pool"} - called
+
+    def flipped(name, *arguments):
+        rows = getattr(TUNED, name)(*arguments)
+        rows.reshape(-1)[-1] ^= 1
+        return rows
+
+    for name in (*FUSED, "attention_turned_back"):
+        verdicts.clear()
+        wrong = dataclasses.replace(TUNED, **{name: functools.partial(flipped, name)})
+        if backend.current().name == "emulator":  # device arrays of a GPU are not changed like this
+            BenchLayer(TINY, case).call(checked(wrong, verdicts.append))
+            bad = {verdict.stage for verdict in verdicts if not verdict.ok}
+            assert bad == {"rope_inverse" if name == "attention_turned_back" else name}
+
+
+@no_gpu
+def test_bench_times_a_fused_stage_beside_the_plain_ones(monkeypatch):
+    fixed_times(monkeypatch)
+    cases = fused_cases(TINY, (9,))
+    assert [case.name for case in cases if case.op == "kv_rows"] == ["prefill 9", "decode", "prefill 131072"]
+    assert [case.name for case in cases if case.op == "index_query_rows"] == ["prefill 9", "decode", "prefill 16384"]
+    for case in cases:
+        if "131072" not in case.name and "16384" not in case.name:
+            plain, fused = ladder.measure_fused(case, Draw(1))
+            assert (plain.ops, plain.verdict, fused.ops) == ("plain", None, "tuned")
+            assert fused.ok and fused.verdict.elements > 0 and fused.verdict.worst == 0
 
 
 def test_bench_layers_can_be_called_again():
@@ -370,7 +419,7 @@ def test_bench_measures_the_tuned_linears_beside_the_plain_ones(monkeypatch):
     monkeypatch.setattr(bench.torch_ops, "available", lambda: False)
     for has, quick in ((False, True), (True, True), (True, False)):
         monkeypatch.setattr(bench, "has_ladder", lambda has=has: has)
-        names = [(op, case) for op, case, _ in bench._tasks(PLAIN, True, quick)]
+        names = [(op, case) for op, case, _ in bench._tasks(PLAIN, True, quick, [])]
         calls = ("prefill 2048", "decode") if quick else ("prefill 512", "prefill 2048", "prefill 8192", "decode")
         for op in ladder.COMPARED:
             assert [case for name, case in names if name == op] == [c for c in calls for _ in range(1 + has)]

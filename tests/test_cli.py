@@ -51,6 +51,7 @@ def test_roles_reads_both_key_styles(capsys, golden, tmp_path):
         (["walk", "--tokens", "4"], "--tokens: goes with --checkpoint"),
         (["walk", "--checkpoint", "nowhere"], "nowhere"),
         (["stage", "softmax"], "NAME: expected one of linear"),
+        (["walk", "--linear", "fp8"], "--linear fp8: goes with --checkpoint"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, argv, message):
@@ -96,6 +97,18 @@ def test_a_walk_that_was_recorded_passes_its_own_check(capsys, tmp_path):
     code, out, _ = run(capsys, "check", file, "--ops", "reference", "--layers", "2-9")
     assert code == 0, out
     assert "worst bf16 steps 0" in out
+
+
+def test_check_of_fp8_linears_says_so_and_refuses_weights_that_are_bf16(capsys, golden):
+    recording, weights = golden / "tiny-fp8-linear.safetensors", golden / "tiny-fp8-weights.safetensors"
+    common = ("check", recording, "--ops", "reference", "--layers", "0-3")
+    code, out, _ = run(capsys, *common, "--weights", weights, "--linear", "fp8")
+    assert code == 0 and "fp8 linears, reference ops" in out
+    assert re.search(r"^ +out .* 2\.5% ", out, re.MULTILINE)
+    code, out, _ = run(capsys, *common, "--weights", weights)
+    assert code == 1 and "fp8 linears" not in out and "mismatch alone: layer 0, step p, qr" in out
+    code, out, err = run(capsys, *common, "--linear", "fp8")
+    assert (code, out) == (2, "") and 'wq_a.weight: expected type F8_E4M3, for linear="fp8", found BF16' in err
 
 
 def test_walk_streams_a_checkpoint_folder_on_random_input(capsys, golden, tmp_path):

@@ -92,7 +92,14 @@ def test_make_checkpoint_walks_without_naming_layers(tmp_path):
     assert "layers 0-3, seed 0, 4 shards" in out.file.getvalue()
     unset = dict.fromkeys(("config", "layers", "layer", "step", "show", "record"))
     walk = argparse.Namespace(
-        checkpoint=args.folder, tokens=5, decode=1, seed=0, ops="reference", index_keys="released", **unset
+        checkpoint=args.folder,
+        tokens=5,
+        decode=1,
+        seed=0,
+        ops="reference",
+        index_keys="released",
+        linear="bf16",
+        **unset,
     )
     assert walk_checkpoint(walk, out, Console(file=io.StringIO())) == 0
 

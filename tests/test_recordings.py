@@ -16,17 +16,18 @@ from dsv41_numba.weights import Checkpoint
 TINY_WEIGHTS = ("tiny-weights",)
 D_WEIGHTS = ("tiny-weights", "tiny-D-weights")
 RECORDINGS = [
-    # recording, weights of which later ones override earlier ones, index_keys
-    ("tiny-A", TINY_WEIGHTS, "released"),
-    ("tiny-B", TINY_WEIGHTS, "released"),
-    ("tiny-C", TINY_WEIGHTS, "released"),
-    ("tiny-D", D_WEIGHTS, "released"),
-    ("tiny-A-ownkeys", TINY_WEIGHTS, "owner"),
-    ("tiny-B-ownkeys", TINY_WEIGHTS, "owner"),
-    ("tiny-C-ownkeys", TINY_WEIGHTS, "owner"),
-    ("tiny-D-ownkeys", D_WEIGHTS, "owner"),
-    ("tiny-fp8-dequant-run", ("tiny-fp8-weights",), "released"),
-    ("tiny-fp8-dequant-run", ("tiny-weights", "tiny-fp8-dequant"), "released"),
+    # recording, weights of which later ones override earlier ones, index_keys, linear
+    ("tiny-A", TINY_WEIGHTS, "released", "bf16"),
+    ("tiny-B", TINY_WEIGHTS, "released", "bf16"),
+    ("tiny-C", TINY_WEIGHTS, "released", "bf16"),
+    ("tiny-D", D_WEIGHTS, "released", "bf16"),
+    ("tiny-A-ownkeys", TINY_WEIGHTS, "owner", "bf16"),
+    ("tiny-B-ownkeys", TINY_WEIGHTS, "owner", "bf16"),
+    ("tiny-C-ownkeys", TINY_WEIGHTS, "owner", "bf16"),
+    ("tiny-D-ownkeys", D_WEIGHTS, "owner", "bf16"),
+    ("tiny-fp8-dequant-run", ("tiny-fp8-weights",), "released", "bf16"),
+    ("tiny-fp8-dequant-run", ("tiny-weights", "tiny-fp8-dequant"), "released", "bf16"),
+    ("tiny-fp8-linear", ("tiny-fp8-weights",), "released", "fp8"),
 ]
 # where each group of stages.safetensors is held to the code
 STAGE_TESTS = {
@@ -41,16 +42,16 @@ STAGE_TESTS = {
 }
 
 
-def replay(golden, name, weights, index_keys, ops):
+def replay(golden, name, weights, index_keys, ops, linear="bf16"):
     recording = Recording(golden / f"{name}.safetensors")
-    checkpoint = Checkpoint(*(golden / f"{file}.safetensors" for file in weights), cfg=TINY)
+    checkpoint = Checkpoint(*(golden / f"{file}.safetensors" for file in weights), cfg=TINY, linear=linear)
     return recording, check(recording, TINY, checkpoint.layer, ops, index_keys)
 
 
 @pytest.mark.parametrize("ops", [REFERENCE, PLAIN], ids=lambda ops: ops.name)
-@pytest.mark.parametrize(("name", "weights", "index_keys"), RECORDINGS)
-def test_recordings_replay_alone_and_chained(golden, name, weights, index_keys, ops):
-    recording, report = replay(golden, name, weights, index_keys, ops)
+@pytest.mark.parametrize(("name", "weights", "index_keys", "linear"), RECORDINGS)
+def test_recordings_replay_alone_and_chained(golden, name, weights, index_keys, linear, ops):
+    recording, report = replay(golden, name, weights, index_keys, ops, linear)
     assert [f"{judgement}: {mismatch}" for judgement, mismatch in report.mismatches()] == []
     assert report.skipped_layers == ()
     recorded = {stage for names in recording.captured.values() for stage in names} - {"x", "o_f32"}
@@ -72,7 +73,7 @@ OTHER_BEHAVIOUR = [
     ("tiny-B-ownkeys", TINY_WEIGHTS, "released", set(), "score"),
     # without the weights that scenario D changes
     ("tiny-D", TINY_WEIGHTS, "released", {"index_k", "index_w"}, "index_k"),
-    # fp8 linears quantise their input too: every linear from recorded bf16 inputs, but wo_a, which is dequantised
+    # fp8 linears quantise their input too, linear="bf16" does not: every linear but wo_a, which is always dequantised
     ("tiny-fp8-linear", ("tiny-fp8-weights",), "released", {"qr", "q", "kv", "index_q", "out"}, "qr"),
 ]
 

@@ -13,8 +13,10 @@ from safetensors.numpy import load_file, save_file
 from conftest import GOLDEN
 from dsv41_numba.compare import same_bits
 from dsv41_numba.config import TINY
+from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.formats.e4m3 import e4m3_to_f32
 from dsv41_numba.formats.e8m0 import e8m0_to_f32
+from dsv41_numba.formats.fp8_weight import Fp8Weight
 from dsv41_numba.roles import roles
 from dsv41_numba.tensors import RawTensor, WeightsError, open_tensors, write_tensors
 from dsv41_numba.weights import Checkpoint, random_weights, tensor_specs
@@ -329,6 +331,63 @@ def test_checkpoint_dequantises_fp8_exactly():
                 assert same_bits(array, expected[f"layers.{layer}.attn.{name}.weight"].array())
                 seen += 1
     assert seen == len(expected)
+
+
+def test_checkpoint_keeps_fp8_as_it_is_stored_where_the_linear_is_fp8():
+    stored = open_tensors(FP8_WEIGHTS)
+    kept, dequantised = Checkpoint(FP8_WEIGHTS, cfg=TINY, linear="fp8"), Checkpoint(FP8_WEIGHTS, cfg=TINY)
+    for layer in (0, 2, 24):
+        weights = kept.layer(layer)
+        indexer = {"indexer.wq_b": weights.indexer.wq_b} if weights.indexer else {}
+        of_codes = {name: getattr(weights, name) for name in ("wq_a", "wq_b", "wkv", "wo_b")} | indexer
+        for name, weight in of_codes.items():
+            full = f"layers.{layer}.attn.{name}"
+            assert isinstance(weight, Fp8Weight) and weight.block == (32, 32)
+            assert same_bits(weight.codes, stored[f"{full}.weight"].data)
+            assert same_bits(weight.scale, stored[f"{full}.scale"].data)
+            assert weight.codes.flags.writeable and weight.codes.flags.owndata
+        others = arrays_of(dequantised.layer(layer))
+        for name in of_codes:
+            assert same_bits(as_bf16(of_codes[name].to_f32()), others.pop(name))
+        for name, array in others.items():  # wo_a among them
+            owner = weights
+            for part in name.split("."):
+                owner = getattr(owner, part)
+            assert same_bits(owner, array), name
+
+
+@pytest.mark.parametrize("linear", ["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("suffix", "bits", "message"),
+    [
+        ("weight", 0x7F, r"wq_b.weight: expected numbers, found code 0x7F \(NaN\) at \[1, 0\]"),
+        ("weight", 0xFF, r"wq_b.weight: expected numbers, found code 0xFF \(NaN\) at \[1, 0\]"),
+        ("scale", 0xFF, r"wq_b.scale: expected powers of two, found byte 0xFF \(NaN\) in block \[1, 0\]"),
+    ],
+)
+def test_checkpoint_refuses_fp8_nan_however_it_is_used(tmp_path, linear, suffix, bits, message):
+    tensors = tensors_of_layer(3, FP8_WEIGHTS)
+    name = f"layers.3.attn.wq_b.{suffix}"
+    tensors[name] = changed(tensors[name], (1, 0), bits)
+    write_tensors(tmp_path / "made.safetensors", tensors)
+    with pytest.raises(WeightsError, match=message):
+        Checkpoint(tmp_path / "made.safetensors", cfg=TINY, linear=linear).layer(3)
+
+
+def test_checkpoint_refuses_another_type_where_the_linear_is_fp8(tmp_path):
+    with pytest.raises(
+        WeightsError, match=r'wq_a.weight: expected type F8_E4M3, for linear="fp8", found BF16; linear="bf16" takes it'
+    ):
+        Checkpoint(TINY_WEIGHTS, cfg=TINY, linear="fp8").layer(0)
+    with pytest.raises(ValueError, match="linear: expected one of bf16, fp8, got 'fp4'"):
+        Checkpoint(TINY_WEIGHTS, cfg=TINY, linear="fp4")
+    tensors = tensors_of_layer(3, FP8_WEIGHTS)
+    del tensors["layers.3.attn.wkv.scale"]
+    write_tensors(tmp_path / "made.safetensors", tensors)
+    with pytest.raises(
+        WeightsError, match=r"wkv.weight: expected a tensor layers.3.attn.wkv.scale beside an fp8 weight"
+    ):
+        Checkpoint(tmp_path / "made.safetensors", cfg=TINY, linear="fp8").layer(3)
 
 
 def test_checkpoint_dequantises_partial_edge_blocks(tmp_path):

@@ -21,6 +21,8 @@ from dsv41_numba.weights import Checkpoint
 from kernel_cases import captured
 from wrong import NAMES, Fault, fault
 
+FP8_WEIGHTS = "tiny-fp8-weights"
+
 
 class StageTest:
     """A test of a stage's own file fails. Its arguments are given by name; every run gets the same `rng`."""
@@ -58,10 +60,11 @@ class Replay:
     name: str
     layers: tuple[int, ...]
     expected: set[str]
+    linear: str = "bf16"
 
     def found(self):
         cfg, recording = AttnV41Cfg.from_json(golden.FOLDER / "tiny-config.json"), opened(self.name)
-        model = AttnV41(cfg, checkpoint(self.name.startswith("tiny-D")).layer, PLAIN, layers=self.layers)
+        model = AttnV41(cfg, checkpoint(self.name.startswith("tiny-D"), self.linear).layer, PLAIN, layers=self.layers)
         judge = Alone(recording, model, self.layers)
         for _ in judge.replay():
             pass
@@ -74,10 +77,10 @@ def opened(name):
 
 
 @functools.cache
-def checkpoint(with_overrides):
-    files = ["tiny-weights", *(["tiny-D-weights"] if with_overrides else [])]
+def checkpoint(with_overrides, linear):
+    files = ["tiny-weights", *(["tiny-D-weights"] if with_overrides else [])] if linear == "bf16" else [FP8_WEIGHTS]
     cfg = AttnV41Cfg.from_json(golden.FOLDER / "tiny-config.json")
-    return Checkpoint(*(golden.FOLDER / f"{file}.safetensors" for file in files), cfg=cfg)
+    return Checkpoint(*(golden.FOLDER / f"{file}.safetensors" for file in files), cfg=cfg, linear=linear)
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,17 @@ CAUGHT_BY = {
     "fp8_scale_rounded_late": [
         StageTest("test_quant_fp8::test_quant_fp8_takes_its_scale_before_it_rounds"),
         Replay("tiny-A", (0,), {"kv"}),
+    ],
+    "fp8_scaled_after_all_blocks": [
+        StageTest("test_linear_fp8::test_linear_fp8_has_the_bits_of_the_contract"),
+        Replay("tiny-fp8-linear", (0, 2, 20), {"qr", "kv"}, "fp8"),
+    ],
+    "fp8_blocks_backwards": [
+        StageTest("test_linear_fp8::test_linear_fp8_adds_blocks_in_the_order_of_k", sums=[30, -30, 0], expected=1),
+    ],
+    "fp8_weight_scale_a_row": [
+        StageTest("test_linear_fp8::test_linear_fp8_scales_a_block_before_it_adds_the_next"),
+        Replay("tiny-fp8-linear", (0, 2, 20), {"kv"}, "fp8"),  # elsewhere the scales of neighbours are equal
     ],
     "fp4_scale_rounded_late": [
         StageTest(

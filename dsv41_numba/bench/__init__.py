@@ -4,7 +4,8 @@
 
     cases       what is measured: every op of the geometry, with the bytes and operations that it needs
     layers      whole layers, one of each kind
-    ladder      the tuned linears and sparse attention, and every rung of the linears at one large size
+    stacks      layers together: a decode step of all in one graph, a long prompt in chunks
+    ladder      the tuned stages, the stages in one pass, and every rung of the linears at one large size
     inputs      random arrays made on the device
     verify      each case against its NumPy reference, before it is timed
     timing      device time without Python's launches, and host time
@@ -21,6 +22,7 @@ Without a GPU `--quick` times the emulator at a tiny geometry, for those who wan
 """
 
 import argparse
+import functools
 import pathlib
 import time
 import warnings
@@ -37,6 +39,7 @@ from dsv41_numba.bench.cases import (
     QUICK_CONTEXTS,
     QUICK_PREFILLS,
     Case,
+    fused_cases,
     op_cases,
     position,
 )
@@ -46,6 +49,7 @@ from dsv41_numba.bench.ladder import (
     SIZE,
     TUNED_OPS,
     has_ladder,
+    measure_fused,
     measure_ladder,
     measure_selection,
     measure_tuned,
@@ -55,6 +59,7 @@ from dsv41_numba.bench.machine import machine
 from dsv41_numba.bench.measure import Row, launch_cost, measure_candidates, measure_layer, measure_op, measure_select
 from dsv41_numba.bench.report import Report, write_json
 from dsv41_numba.bench.screen import show
+from dsv41_numba.bench.stacks import CONTEXT, PROMPT, Stack, measure_decode, measure_prompt
 from dsv41_numba.config import FLASH, TINY
 from dsv41_numba.data import data_dir
 from dsv41_numba.ops import PLAIN, Ops
@@ -83,7 +88,8 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     target = pathlib.Path(args.json) if args.json else None
     if target and not on_gpu and target.resolve() == kept.resolve():
         raise ValueError(f"--json: expected another file than {kept}, which holds times of a GPU, got {target}")
-    tasks = _chosen(_tasks(PLAIN, on_gpu, args.quick), args.op, args.case)
+    stacks: list[Stack] = []
+    tasks = _chosen(_tasks(PLAIN, on_gpu, args.quick, stacks), args.op, args.case)
     rows: list[Row] = []
     begin = time.perf_counter()
     with warnings.catch_warnings():
@@ -94,7 +100,7 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
             for done, (_, _, measure) in enumerate(tasks, 1):
                 rows += measure()
                 update(done / len(tasks))
-    report = Report(rows, machine(), ceilings, launch, time.perf_counter() - begin)
+    report = Report(rows, machine(), ceilings, launch, time.perf_counter() - begin, stacks)
     show(report, out)
     if on_gpu and not (target or args.quick or args.op or args.case):
         target = kept
@@ -104,8 +110,8 @@ def run(args: argparse.Namespace, out: Console, err: Console) -> int:
     return 0 if all(row.ok for row in rows) else 1
 
 
-def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
-    """Everything that this machine measures, in the order of the table."""
+def _tasks(ops: Ops, on_gpu: bool, quick: bool, stacks: list[Stack]) -> list[Task]:
+    """Everything that this machine measures, in the order of the table; `stacks` gets what rows do not say."""
     cfg = FLASH
     prefills: tuple[int, ...] = PREFILLS
     contexts: tuple[int, ...] = CONTEXTS
@@ -134,10 +140,19 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
     def selection_task(name: str, T: int, pos: int) -> Task:
         return "select", name, lambda: measure_selection(cfg, name, T, pos, draw)
 
+    def stack_task(name: str, measure: Callable[..., tuple[Row, Stack]]) -> Task:
+        def run() -> list[Row]:
+            row, stack = measure(cfg)
+            stacks.append(stack)
+            return [row]
+
+        return "stack", name, run
+
     calls = [(f"prefill {T}", T, 0) for T in prefills]
     calls += [(f"decode {context}", 1, position(context)) for context in contexts]
     tasks = [task for case in op_cases(cfg, prefills, contexts) for task in op_tasks(case)]
     if ladder:
+        tasks += [(c.op, c.name, functools.partial(measure_fused, c, draw)) for c in fused_cases(cfg, QUICK_PREFILLS)]
         tasks.append((LADDER, str(SIZE), lambda: measure_ladder(draw, with_torch)))
     tasks += [select_task(*call) for call in calls]
     tasks += [candidates_task(*call) for call in calls]
@@ -146,6 +161,7 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool) -> list[Task]:
     tasks += [layer_task(case, ops) for case in layer_cases(cfg, prefills, contexts)]
     if ladder:  # of the layers with tuned linears and attention, one prefill and one decode
         tasks += [layer_task(case, TUNED) for case in layer_cases(cfg, QUICK_PREFILLS, QUICK_CONTEXTS)]
+        tasks += [stack_task(f"decode {CONTEXT}", measure_decode), stack_task(f"prompt {PROMPT}", measure_prompt)]
     return tasks
 
 

@@ -23,6 +23,7 @@ from dsv41_numba.runtime.backend import to_device
 PREFILLS = (512, 2048, 8192)
 CONTEXTS = (4096, 32768, 131072, 1048575)
 QUICK_PREFILLS, QUICK_CONTEXTS = (2048,), (131072,)
+FUSED_TOKENS = 131072  # 128 MiB of rows of 512: more than the largest cache
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,36 @@ def op_cases(cfg: AttnV41Cfg, prefills: Sequence[int], contexts: Sequence[int]) 
         cases += [make_context(cfg, name, T, 0) for name, T, pos in calls if pos == 0]
         cases += [make_context(cfg, name, 1, pos) for name, pos in decodes]
     return cases
+
+
+def fused_cases(cfg: AttnV41Cfg, prefills: Sequence[int]) -> list[Case]:
+    """The stages that the layer calls as one on a row's way into a cache; index queries have so many rows a token that
+    FUSED_TOKENS // 8 of them pass the largest cache, the others FUSED_TOKENS."""
+    calls = [(f"prefill {T}", T) for T in prefills] + [("decode", 1)]
+    cases = []
+    for name, T in [*calls, (f"prefill {FUSED_TOKENS}", FUSED_TOKENS)]:
+        cases += _fused(cfg, name, T)[:3]
+    for name, T in [*calls, (f"prefill {FUSED_TOKENS // 8}", FUSED_TOKENS // 8)]:
+        cases += _fused(cfg, name, T)[3:]
+    return cases
+
+
+def _fused(c: AttnV41Cfg, name: str, T: int) -> list[Case]:
+    """At ratio 1: a group a token."""
+    D, Di, Hi = c.head_dim, c.index_head_dim, c.index_n_heads
+    table = _turn_table(c, T)
+
+    def norm(draw: Draw, dims: int) -> tuple[Any, ...]:
+        return draw.bf16(T, dims), draw.f32(dims), c.norm_eps, *table(), 0
+
+    angles = 4 * T * c.rope_dim
+    return [
+        Case("kv_rows", name, lambda draw: (*norm(draw, D), draw.bf16(c.window, D)),
+             4 * T * D + 2 * min(T, c.window) * D + angles),
+        Case("index_key_rows", name, lambda draw: (*norm(draw, Di), 1, draw.bf16(T, Di)), 4 * T * Di + angles),
+        Case("latent_rows", name, lambda draw: (draw.bf16(T, D), *table(), 0, 1, draw.bf16(T, D)), 4 * T * D + angles),
+        Case("index_query_rows", name, lambda draw: (draw.bf16(T, Hi, Di), *table(), 0), 4 * T * Hi * Di + angles),
+    ]  # fmt: skip
 
 
 def position(context: int) -> int:
@@ -112,13 +143,20 @@ def _norms(c: AttnV41Cfg, name: str, T: int, pos: int) -> list[Case]:
     ]  # fmt: skip
 
 
-def _ropes(c: AttnV41Cfg, name: str, T: int, pos: int) -> list[Case]:
+def _turn_table(c: AttnV41Cfg, positions: int) -> Callable[[], tuple[Any, Any]]:
+    """Makes the rotation table of so many positions, once."""
     freqs = yarn_freqs(c.rope_dim, c.compress_rope_theta, c.original_seq_len, c.rope_factor, c.beta_fast, c.beta_slow)
 
     @functools.cache
     def table() -> tuple[Any, Any]:
-        cos, sin = freqs_table(freqs, np.arange(pos + T))
+        cos, sin = freqs_table(freqs, np.arange(positions))
         return to_device(cos), to_device(sin)
+
+    return table
+
+
+def _ropes(c: AttnV41Cfg, name: str, T: int, pos: int) -> list[Case]:
+    table = _turn_table(c, pos + T)
 
     def rope(op: str, heads: int, dims: int) -> Case:
         def arguments(draw: Draw) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.bench.lines import file_lines
 from dsv41_numba.bench.measure import Row, measure_op, random_scores, together
 from dsv41_numba.bench.timing import Candidate, device_time, device_times
-from dsv41_numba.bench.verify import Verdict, verify, verify_attention, verify_rows
+from dsv41_numba.bench.verify import Verdict, same_as_plain, verify, verify_attention, verify_rows
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN
@@ -86,6 +86,16 @@ def measure_tuned(case: Case, draw: Draw, with_torch: bool) -> list[Row]:
 
     rows = measure_op(case, TUNED, draw, True, with_torch, check)
     return [dataclasses.replace(row, rung=choices[0].rung if choices else None) for row in rows]
+
+
+def measure_fused(case: Case, draw: Draw) -> list[Row]:
+    """A stage that the layer calls as one: the plain kernels one after the other, and one pass with the same bits."""
+
+    def check(stage: str, arguments: tuple[Any, ...], result: Any, before: Any) -> Verdict:
+        return same_as_plain(stage, arguments, result)
+
+    plain, fused = (measure_op(case, ops, draw, True, False, check)[0] for ops in (PLAIN, TUNED))
+    return [dataclasses.replace(plain, verdict=None), fused]  # the first is what the second is held to
 
 
 def measure_selection(cfg: AttnV41Cfg, name: str, T: int, pos: int, draw: Draw) -> list[Row]:

@@ -10,7 +10,7 @@ from dsv41_numba.bench.cases import position, random_selection
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.config import AttnV41Cfg
-from dsv41_numba.layer import AttnV41Run, RopeTable, forward
+from dsv41_numba.layer import AttnV41Run, OutRun, RopeTable, forward
 from dsv41_numba.ops import PLAIN, Ops
 from dsv41_numba.ops.rope import freqs_table, rope_freqs, yarn_freqs
 from dsv41_numba.roles import LayerRole, roles
@@ -54,32 +54,15 @@ class BenchLayer:
         self.state = filled_state(cfg, case.role, case.pos, draw)
         self.shared = self._published(draw)
 
-    def call(self, ops: Ops = PLAIN, run: AttnV41Run | None = None) -> AttnV41Run:
+    def call(self, ops: Ops = PLAIN) -> AttnV41Run:
         """The forward, as if for the first time."""
-        role, pos = self.case.role, self.case.pos
+        role, pos, run = self.case.role, self.case.pos, OutRun()
         self.state.next_pos = pos
         return forward(ops, self.cfg, role, self.weights, self.rope, self.state, self.shared, self.x, pos, run=run)
 
     def floor(self) -> tuple[int, int]:
-        """Bytes and operations of the call: every weight once, the rows and keys that it reads, its matrix products."""
-        cfg, role, T, pos = self.cfg, self.case.role, self.case.T, self.case.pos
-        bytes_, flops = 4 * T * cfg.dim, 0
-        for name, spec in tensor_specs(cfg, role).items():
-            size = int(np.prod(spec.shape))
-            bytes_ += size * (2 if spec.dtype == "bf16" else 4)
-            rows = (pos + T) // role.ratio - pos // role.ratio if name == "indexer.wk" else T
-            flops += 2 * rows * size if len(spec.shape) == 2 else 0
-        seen = pos + 1 + np.arange(T, dtype=np.int64)  # positions that each token sees
-        reads = int(np.minimum(seen, cfg.window).sum())
-        bytes_ += 2 * cfg.head_dim * min(pos + T, cfg.window if pos else T)
-        if role.ratio:
-            selected = np.minimum(seen // role.ratio, cfg.index_topk)
-            reads += int(selected.sum())
-            bytes_ += 2 * cfg.head_dim * min(int(selected.sum()), (pos + T) // role.ratio)
-        if role.is_index_source:
-            flops += 2 * int((seen // role.ratio).sum()) * cfg.index_n_heads * cfg.index_head_dim
-            bytes_ += 2 * ((pos + T) // role.ratio) * cfg.index_head_dim
-        return bytes_, flops + 4 * cfg.n_heads * cfg.head_dim * reads
+        """Bytes and operations of the call."""
+        return floor(self.cfg, self.case.role, self.case.T, self.case.pos)
 
     def _published(self, draw: Draw) -> SharedV41:
         """What the layers before this one would have published for this call."""
@@ -103,6 +86,27 @@ class BenchLayer:
             chosen = random_selection(cfg, self.case.T, self.case.pos, role.ratio)
             shared.topk.publish(to_device(chosen), role.index_source or 0, end)
         return shared
+
+
+def floor(cfg: AttnV41Cfg, role: LayerRole, T: int, pos: int) -> tuple[int, int]:
+    """Bytes and operations of one layer's call: every weight once, the rows and keys that it reads, its products."""
+    bytes_, flops = 4 * T * cfg.dim, 0
+    for name, spec in tensor_specs(cfg, role).items():
+        size = int(np.prod(spec.shape))
+        bytes_ += size * (2 if spec.dtype == "bf16" else 4)
+        rows = (pos + T) // role.ratio - pos // role.ratio if name == "indexer.wk" else T
+        flops += 2 * rows * size if len(spec.shape) == 2 else 0
+    seen = pos + 1 + np.arange(T, dtype=np.int64)  # positions that each token sees
+    reads = int(np.minimum(seen, cfg.window).sum())
+    bytes_ += 2 * cfg.head_dim * min(pos + T, cfg.window if pos else T)
+    if role.ratio:
+        selected = np.minimum(seen // role.ratio, cfg.index_topk)
+        reads += int(selected.sum())
+        bytes_ += 2 * cfg.head_dim * min(int(selected.sum()), (pos + T) // role.ratio)
+    if role.is_index_source:
+        flops += 2 * int((seen // role.ratio).sum()) * cfg.index_n_heads * cfg.index_head_dim
+        bytes_ += 2 * ((pos + T) // role.ratio) * cfg.index_head_dim
+    return bytes_, flops + 4 * cfg.n_heads * cfg.head_dim * reads
 
 
 def random_layer_weights(cfg: AttnV41Cfg, role: LayerRole, draw: Draw) -> AttnV41LayerWeights:

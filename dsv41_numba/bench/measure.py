@@ -20,7 +20,8 @@ from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.ops import Ops, topk
 from dsv41_numba.ops.rmsnorm import rmsnorm
 from dsv41_numba.runtime import backend
-from dsv41_numba.tuned.recorded import recorded_launches
+from dsv41_numba.tuned import TUNED
+from dsv41_numba.tuned.recorded import graph_of, recorded_launches
 
 ROTATED_BYTES = 1 << 28  # of all argument sets together: several times the largest cache
 MOST_SETS = 64
@@ -33,7 +34,8 @@ class Row:
 
     kind     "kernel": the op's launch on the device alone, captured from its launcher and run again, so that neither
              Python nor the allocation of the output counts: both cost the same whatever the kernel is, and more than
-             many kernels take. "kernels": all of a layer's. "call": the whole call by the host's clock, with Python,
+             many kernels take. "kernels": all of a layer's. "graph": these
+             as one CUDA graph. "call": the whole call by the host's clock, with Python,
              allocation, copies and the selection on the host. "host": a stage that the host does
     time     None: not timed, because the check failed
     verdict  how far it is from the NumPy reference; None: the reference is the same code
@@ -124,9 +126,22 @@ def measure_layer(case: LayerCase, cfg: AttnV41Cfg, ops: Ops, on_gpu: bool, with
         ours = Candidate([together(launches)], len(launches))
         beside = torch_ops.whole_layer(layer) if with_torch else None
         theirs = [Candidate([beside], torch_ops.LAUNCHES_PER_LAYER)] if beside else []
+        if ops is TUNED and case.T == 1:
+            theirs.append(Candidate([on_default_stream(graph_of(launches))]))
         times = device_times([ours, *theirs])
-        rows.append(dataclasses.replace(row, kind="kernels", time=times[0], torch=times[1] if theirs else None))
+        torch_time = times[1] if beside else None
+        rows.append(dataclasses.replace(row, kind="kernels", time=times[0], torch=torch_time))
+        if ops is TUNED and case.T == 1:
+            rows.append(dataclasses.replace(row, kind="graph", time=times[-1], torch=torch_time))
     return [*rows, dataclasses.replace(row, time=host_time(lambda: layer.call(ops)))]
+
+
+def on_default_stream(graph: Any) -> Callable[[], None]:
+    """A CUDA graph on the default stream, where the events are that time it."""
+    from cuda.core import Device
+
+    stream = Device(cuda.get_current_device().id).default_stream
+    return lambda: graph.launch(stream)
 
 
 def measure_select(cfg: AttnV41Cfg, name: str, T: int, pos: int, ops: Ops, draw: Draw, with_torch: bool) -> list[Row]:

@@ -14,6 +14,7 @@ from dsv41_numba.bench.ceilings import Ceilings
 from dsv41_numba.bench.ladder import COMPARED, CUBLAS, LADDER, SHARED, SOURCES
 from dsv41_numba.bench.lines import file_lines
 from dsv41_numba.bench.measure import LaunchCost, Row
+from dsv41_numba.bench.stacks import Stack
 from dsv41_numba.ops import PLAIN
 from dsv41_numba.tuned import TUNED
 
@@ -81,6 +82,7 @@ class Report:
     ceilings: Ceilings | None
     launch: LaunchCost | None
     seconds: float
+    stacks: Sequence[Stack] = ()
 
     @property
     def results(self) -> list[Row]:
@@ -114,6 +116,7 @@ class Report:
             "seconds": self.seconds,
             "ceilings": dataclasses.asdict(self.ceilings) if self.ceilings else None,
             "launch": dataclasses.asdict(self.launch) if self.launch else None,
+            "stacks": [dataclasses.asdict(stack) for stack in self.stacks],
             "original": ORIGINAL,
             "means": [dataclasses.asdict(mean) for mean in self.means],
             "ladder": [self._rung(row) for row in self.ladder],

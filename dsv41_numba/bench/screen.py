@@ -35,6 +35,13 @@ def show(report: Report, console: Console) -> None:
             f"to do); {launch.launcher_us:.1f} us of Python for a launcher, which checks and allocates",
             soft_wrap=True,
         )
+    for stack in report.stacks:
+        launches = f", {' or '.join(map(str, stack.launches))} launches in one graph" if stack.launches else ""
+        console.print(
+            f"{stack.what}: {stack.tokens_per_s:.0f} tokens/s{launches}, "
+            f"{stack.memory_bytes / 1e9:.1f} GB on the device",
+            soft_wrap=True,
+        )
     for mean in report.means:
         console.print(
             f"{mean.what}: {mean.geometric_mean:.3f} times as fast, the geometric mean of {mean.rows}; "
@@ -61,7 +68,7 @@ def _results(rows: Sequence[Row], ceilings: Ceilings | None) -> Table:
     for name in ("ms", "+-", *(GPU_COLUMNS if ceilings else ())):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        case = f"{row.case}, {row.kind}" if row.op.startswith("layer") else row.case
+        case = f"{row.case}, {row.kind}" if row.op.startswith(("layer", "stack")) else row.case
         ops = [f"{row.ops} {row.rung or ''}".rstrip()] if ceilings else []
         table.add_row(row.op, case, *ops, *_cells(row, ceilings))
     return table

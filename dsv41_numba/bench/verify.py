@@ -6,14 +6,16 @@ that a whole layer is verified by running it once.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dsv41_numba.compare import bf16_array
-from dsv41_numba.ops import REFERENCE, Ops
+from dsv41_numba.ops import PLAIN, REFERENCE, Ops
+from dsv41_numba.ops.composed import composed
 from dsv41_numba.rules import steps_apart
 from dsv41_numba.runtime import backend
 from dsv41_numba.stages import STAGES
@@ -25,6 +27,7 @@ KEYS = 1024  # of each end of the index keys
 # Of a row's largest output. Where f32 sums are taken in another order, a weight may round to the next bf16: that moves
 # it, and what it brings, by at most 2^-7.
 WEIGHT_STEP = 2.0**-7
+FUSED = ("kv_rows", "index_key_rows", "latent_rows", "index_query_rows")
 SMALL_BYTES = 1 << 24  # an array up to this size is fetched whole, since a slice costs 100 us
 
 
@@ -122,8 +125,43 @@ def checked(ops: Ops, see: Callable[[Verdict], None]) -> Ops:
             see(verify("rope", (before, *others), result))
         return result
 
+    def attention_turned_back(*arguments: Any) -> Any:
+        *attended, cos, sin, start_pos = arguments
+        o = wrapped["sparse_attention"](*attended)
+        result = ops.attention_turned_back(*arguments)
+        see(verify("rope_inverse", (o, cos, sin, start_pos), result))
+        return result
+
+    def fused(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = getattr(ops, name)(*arguments)
+            see(same_as_plain(name, arguments, result))
+            return result
+
+        return call
+
     wrapped: dict[str, Any] = {stage: wrap(stage) for stage in STAGES} | {"rope_in_place": rope_in_place}
+    parts = {name: wrapped[name] for name in inspect.signature(composed).parameters}
+    by_parts = composed(**parts)
+    for name in FUSED:
+        plain = getattr(ops, name) is getattr(PLAIN, name)
+        wrapped[name] = by_parts[name] if plain else fused(name)
+    if ops.attention_turned_back is PLAIN.attention_turned_back:
+        wrapped["attention_turned_back"] = by_parts["attention_turned_back"]
+    else:
+        wrapped["attention_turned_back"] = attention_turned_back
     return dataclasses.replace(ops, **wrapped)
+
+
+def same_as_plain(name: str, arguments: Sequence[Any], result: Any) -> Verdict:
+    """A fused stage beside the plain stages one after the other, each of which has its own reference: the same bits.
+
+    The plain ones write into the call's own cache, of which the result may be a part: it is fetched before.
+    """
+    got = np.array(backend.to_host(result))
+    expected = backend.to_host(getattr(PLAIN, name)(*arguments))
+    differ = int(np.count_nonzero(got != expected))
+    return Verdict(name, expected.size, differ, 0)
 
 
 def take(array: Any, rows: Iterable[int]) -> np.ndarray:

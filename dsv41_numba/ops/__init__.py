@@ -19,11 +19,14 @@ import numpy as np
 
 from dsv41_numba.compare import bf16_array
 from dsv41_numba.formats.bf16 import BF16
+from dsv41_numba.formats.fp8_weight import Fp8Weight
+from dsv41_numba.ops.composed import composed
 from dsv41_numba.ops.compress import pool, pool_ref, store_partial, store_partial_ref
 from dsv41_numba.ops.gather import gather_list, without_gaps
 from dsv41_numba.ops.grouped_linear import grouped_linear, grouped_linear_ref
 from dsv41_numba.ops.index_score import index_score, index_score_ref, index_weights, index_weights_ref
 from dsv41_numba.ops.linear import linear, linear_f32, linear_f32_ref, linear_ref
+from dsv41_numba.ops.linear_fp8 import linear_fp8, linear_fp8_ref
 from dsv41_numba.ops.quant_fp4 import (
     fp4_round_trip_e4m3,
     fp4_round_trip_e4m3_ref,
@@ -48,7 +51,8 @@ class Ops:
     to_device: Callable[[np.ndarray], Any]
     to_host: Callable[[Any], np.ndarray]  # bf16 comes back as ml_dtypes.bfloat16
     zeros: Callable[..., Any]
-    linear: Callable[..., Any]
+    linear: Callable[..., Any]  # takes an Fp8Weight too, and is linear_fp8 then
+    linear_fp8: Callable[..., Any]
     linear_f32: Callable[..., Any]
     rmsnorm: Callable[..., Any]
     rmsnorm_f32: Callable[..., Any]
@@ -69,6 +73,12 @@ class Ops:
     without_gaps: Callable[..., Any]
     sparse_attention: Callable[..., Any]
     grouped_linear: Callable[..., Any]
+    # stages that the layer calls as one: `ops.composed`
+    kv_rows: Callable[..., Any]
+    index_key_rows: Callable[..., Any]
+    latent_rows: Callable[..., Any]
+    index_query_rows: Callable[..., Any]
+    attention_turned_back: Callable[..., Any]
 
 
 def _bf16_to_host(array: Any) -> np.ndarray:
@@ -86,13 +96,24 @@ def _on_host(stage: Callable[..., np.ndarray]) -> Callable[..., Any]:
     return run
 
 
+def by_weight(of_bf16: Callable[..., Any], of_fp8: Callable[..., Any]) -> Callable[..., Any]:
+    """The linear of a table: the weight's own storage says which of the two it is."""
+
+    @functools.wraps(of_bf16)
+    def linear(x: Any, weight: Any) -> Any:
+        return (of_fp8 if isinstance(weight, Fp8Weight) else of_bf16)(x, weight)
+
+    return linear
+
+
 REFERENCE = Ops(
     name="reference",
     bf16=np.dtype(BF16),
     to_device=np.asarray,
     to_host=np.asarray,
     zeros=np.zeros,
-    linear=linear_ref,
+    linear=by_weight(linear_ref, linear_fp8_ref),
+    linear_fp8=linear_fp8_ref,
     linear_f32=linear_f32_ref,
     rmsnorm=rmsnorm_ref,
     rmsnorm_f32=rmsnorm_f32_ref,
@@ -113,6 +134,16 @@ REFERENCE = Ops(
     without_gaps=without_gaps,
     sparse_attention=sparse_attention_ref,
     grouped_linear=grouped_linear_ref,
+    **composed(
+        rmsnorm_ref,
+        rope_ref,
+        rope_inverse_ref,
+        fp8_round_trip_ref,
+        fp4_round_trip_e8m0_ref,
+        fp4_round_trip_e4m3_ref,
+        ring_write_ref,
+        sparse_attention_ref,
+    ),
 )
 
 PLAIN = Ops(
@@ -121,7 +152,8 @@ PLAIN = Ops(
     to_device=backend.to_device,
     to_host=_bf16_to_host,
     zeros=backend.zeros,
-    linear=linear,
+    linear=by_weight(linear, linear_fp8),
+    linear_fp8=linear_fp8,
     linear_f32=linear_f32,
     rmsnorm=rmsnorm,
     rmsnorm_f32=rmsnorm_f32,
@@ -142,6 +174,16 @@ PLAIN = Ops(
     without_gaps=_on_host(without_gaps),
     sparse_attention=sparse_attention,
     grouped_linear=grouped_linear,
+    **composed(
+        rmsnorm,
+        rope,
+        rope_inverse,
+        fp8_round_trip,
+        fp4_round_trip_e8m0,
+        fp4_round_trip_e4m3,
+        ring_write,
+        sparse_attention,
+    ),
 )
 
 

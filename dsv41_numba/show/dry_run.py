@@ -20,6 +20,7 @@ from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.layer import AttnV41Run, RopeTable, forward
 from dsv41_numba.ops import Ops
+from dsv41_numba.ops.composed import composed
 from dsv41_numba.roles import LayerRole, roles
 from dsv41_numba.weights import assemble, tensor_specs
 
@@ -32,7 +33,6 @@ STEP_OF = {
 }
 TURN_BACK = 12  # the one step whose result the run does not keep: o again
 STEPS = range(1, 15)
-STORES = ("ring_write", "store_partial")  # they end the step whose result they store; other ops come before theirs
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class DryRun(AttnV41Run):
 
     def note(self, op: str, result: Any, bytes_: int, flops: int = 0) -> Any:
         """Write an op down. Its step is known when the next result is kept."""
-        step = TURN_BACK if op == "rope_inverse" else self._step if op in STORES else 0
+        # what is left of a group is stored after its step's result; other ops come before theirs
+        step = {"rope_inverse": TURN_BACK, "store_partial": self._step}.get(op, 0)
         self.calls.append(Call(step, op, result.shape, int(bytes_), int(flops)))
         return result
 
@@ -196,6 +197,8 @@ def _table(cfg: AttnV41Cfg, role: LayerRole, shared: SharedV41, start_pos: int, 
         return note("sparse_attention", array(q.shape), bytes_, 4 * H * D * run.reads)
 
     alike = ("rmsnorm", "rmsnorm_f32", "fp8_round_trip", "fp4_round_trip_e8m0", "fp4_round_trip_e4m3", "index_weights")
+    same = {op: functools.partial(elementwise, op) for op in alike}
+    rope, rope_inverse = functools.partial(turn, "rope"), functools.partial(turn, "rope_inverse")
     return Ops(
         name="dry run",
         bf16=BF16,
@@ -203,10 +206,11 @@ def _table(cfg: AttnV41Cfg, role: LayerRole, shared: SharedV41, start_pos: int, 
         to_host=np.asarray,
         zeros=array,
         linear=product("linear", BF16),
+        linear_fp8=product("linear_fp8", BF16),
         linear_f32=product("linear_f32", np.float32),
-        rope=functools.partial(turn, "rope"),
-        rope_in_place=functools.partial(turn, "rope"),
-        rope_inverse=functools.partial(turn, "rope_inverse"),
+        rope=rope,
+        rope_in_place=rope,
+        rope_inverse=rope_inverse,
         pool=pool,
         store_partial=store_partial,
         ring_write=ring_write,
@@ -217,5 +221,15 @@ def _table(cfg: AttnV41Cfg, role: LayerRole, shared: SharedV41, start_pos: int, 
         without_gaps=without_gaps,
         sparse_attention=sparse_attention,
         grouped_linear=grouped_linear,
-        **{op: functools.partial(elementwise, op) for op in alike},
+        **same,
+        **composed(
+            same["rmsnorm"],
+            rope,
+            rope_inverse,
+            same["fp8_round_trip"],
+            same["fp4_round_trip_e8m0"],
+            same["fp4_round_trip_e4m3"],
+            ring_write,
+            sparse_attention,
+        ),
     )

@@ -6,6 +6,9 @@
     linear_wgmma.py    rung 3: tensor cores by wgmma, a copy engine, pairs of blocks that stay
     linear_decode.py   one to four tokens: as fast as weight can be read
     linear_f32.py      a float32 weight as three bf16 on tensor cores
+    linear_fp8.py      the rungs of the fp8 linear, and which takes which shape
+    linear_fp8_decode.py      one to four tokens: codes become f16 on their way to tensor cores
+    linear_fp8_dequantise.py  more tokens: a bf16 product of what the codes stand for
     index_score.py     keys in registers, heads by mma.sync
     operands.py        what the rungs of the linears share
 
@@ -16,6 +19,7 @@
     sparse_softmax.py    what the rungs of sparse attention share
 
     rope.py            the entries that turn, and no others
+    rows.py            norm, rotation, quantiser and cache write of a row in one pass
     topk.py            the selection and the candidate blocks, exact, without the host
     topk_ties.py       rows whose cut lies in a tie
     gather.py          the gather list from them
@@ -32,13 +36,14 @@ because `ptx` needs numba-cuda and the package must work without it.
 
 import dataclasses
 
-from dsv41_numba.ops import PLAIN
-from dsv41_numba.tuned import gather, index_score, linear, rope, sparse_attention, topk
+from dsv41_numba.ops import PLAIN, by_weight
+from dsv41_numba.tuned import gather, index_score, linear, linear_fp8, rope, rows, sparse_attention, topk
 
 TUNED = dataclasses.replace(
     PLAIN,
     name="tuned",
-    linear=linear.linear,
+    linear=by_weight(linear.linear, linear_fp8.linear_fp8),
+    linear_fp8=linear_fp8.linear_fp8,
     linear_f32=linear.linear_f32,
     grouped_linear=linear.grouped_linear,
     rope_in_place=rope.rope_in_place,
@@ -48,4 +53,9 @@ TUNED = dataclasses.replace(
     gather_list=gather.gather_list,
     without_gaps=gather.without_gaps,
     sparse_attention=sparse_attention.sparse_attention,
+    kv_rows=rows.kv_rows,
+    index_key_rows=rows.index_key_rows,
+    latent_rows=rows.latent_rows,
+    index_query_rows=rows.index_query_rows,
+    attention_turned_back=sparse_attention.attention_turned_back,
 )

@@ -5,8 +5,7 @@ launches them all at once. But it repeats the arguments that it was captured wit
 must be found in device memory, and what a step allocates must stay::
 
     changes with every token          where it is found
-    the position                      `position`: read by the index score, the gather list and the ring
-    the rows of cos and sin           one row each, copied from the tables when a step begins
+    the position                      `position`: read by all that turn, score, gather, or write into a cache
     how many keys, how many blocks    `counts`, made from the position when a step begins
 
     changes with position mod ratio   a graph for each remainder
@@ -26,24 +25,13 @@ import numpy as np
 from numba import cuda
 
 from dsv41_numba.caches import SharedV41
-from dsv41_numba.layer import forward
+from dsv41_numba.layer import OutRun, forward
 from dsv41_numba.ops import Ops
 from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import empty, launch, to_device
 from dsv41_numba.stack import AttnV41
 from dsv41_numba.tuned import TUNED, gather, index_score, topk
-from dsv41_numba.tuned.recorded import recorded_launches
-
-THREADS = 128
-
-
-@cuda.jit
-def turn_row_kernel(cos, sin, position, ratio, cos_row, sin_row):
-    """The row of the tables at the position, or where the group of `ratio` tokens that holds it begins."""
-    row = position[0] // ratio * ratio
-    for j in range(cuda.threadIdx.x, cos.shape[1], THREADS):
-        cos_row[0, j] = cos[row, j]
-        sin_row[0, j] = sin[row, j]
+from dsv41_numba.tuned.recorded import graph_of, recorded_launches
 
 
 @cuda.jit
@@ -53,14 +41,6 @@ def counts_kernel(position, ratio, block_size, counts):
         groups = (position[0] + 1) // ratio
         counts[0] = groups
         counts[1] = (groups + block_size - 1) // block_size
-
-
-@cuda.jit
-def ring_write_at_kernel(row, ring, position, ratio):
-    """ring[position // ratio mod W] = the one row."""
-    slot = position[0] // ratio % ring.shape[0]
-    for d in range(cuda.threadIdx.x, ring.shape[1], THREADS):
-        ring[slot, d] = row[0, d]
 
 
 class DecodeStep:
@@ -84,11 +64,6 @@ class DecodeStep:
         self.position = to_device(np.zeros(1, np.int64))
         self.x = to_device(np.zeros((len(model.layers), 1, cfg.dim), np.uint16))
         self.counts = {ratio: empty(2, np.int32) for ratio in ratios}
-        self.rows = {
-            (compressed, ratio): tuple(empty((1, cfg.rope_dim // 2), np.float32) for _ in range(2))
-            for compressed in model._rope
-            for ratio in ({1, *ratios} if compressed else {1})
-        }
         self.shared = SharedV41()
 
     def set_input(self, x: Any) -> None:
@@ -99,6 +74,10 @@ class DecodeStep:
         if self.sequence.position >= self.model.cfg.max_seq:
             raise ValueError(f"x: expected positions below {self.model.cfg.max_seq} (max_seq), got another token")
         _overwrite(self.x, rows)
+        self.set_position()
+
+    def set_position(self) -> None:
+        """The position of the model's next token into device memory."""
         _overwrite(self.position, np.array([self.sequence.position], np.int64))
 
     def moved_on(self) -> None:
@@ -119,9 +98,6 @@ class DecodeStep:
         noted, in order: as released, a step may score against keys that an earlier one published.
         """
         model = self.model
-        for (compressed, ratio), row in self.rows.items():
-            table = model._rope[compressed]
-            launch(turn_row_kernel, 1, THREADS, table.cos, table.sin, self.position, ratio, *row)
         for ratio, counts in self.counts.items():
             launch(counts_kernel, 1, 32, self.position, ratio, model.cfg.candidate_block_size, counts)
         outs = {}
@@ -138,23 +114,17 @@ class DecodeStep:
                 self.x[i],
                 at,
                 model.index_keys,
+                OutRun(),
             )
             outs[layer] = run.out
         return outs
 
     def _ops(self, ratio: int, at: int) -> Ops:
         """TUNED with stages that find the position in place of those that are told one; `at` is what they are told."""
-        tables = {id(self.model._rope[compressed].cos): compressed for compressed in self.model._rope}
 
-        def turned(stage: Callable[..., Any]) -> Callable[..., Any]:
-            def rope(x: Any, cos: Any, sin: Any, start_pos: int, step: int = 1) -> Any:
-                return stage(x, *self.rows[tables[id(cos)], 1 if start_pos == at else ratio], 0)
-
-            return rope
-
-        def ring_write(rows: Any, ring: Any, start_pos: int) -> None:
-            divisor = 1 if start_pos == at else ratio
-            launch(ring_write_at_kernel, 1, THREADS, rows, ring, self.position, divisor)
+        def at_position(stage: Callable[..., Any], place: int) -> Callable[..., Any]:
+            """The stage with the position in memory for its argument number `place`, which is start_pos."""
+            return lambda *arguments: stage(*arguments[:place], self.position, *arguments[place + 1 :])
 
         def score(index_q: Any, index_w: Any, index_k: Any, start_pos: int, ratio: int) -> Any:
             if not index_score.sizes_fit(index_q, index_k):
@@ -170,10 +140,12 @@ class DecodeStep:
 
         return dataclasses.replace(
             TUNED,
-            rope=turned(TUNED.rope),
-            rope_in_place=turned(TUNED.rope_in_place),
-            rope_inverse=turned(TUNED.rope_inverse),
-            ring_write=ring_write,
+            rope_in_place=at_position(TUNED.rope_in_place, 3),
+            kv_rows=at_position(TUNED.kv_rows, 5),
+            index_key_rows=at_position(TUNED.index_key_rows, 5),
+            latent_rows=at_position(TUNED.latent_rows, 3),
+            index_query_rows=at_position(TUNED.index_query_rows, 3),
+            attention_turned_back=at_position(TUNED.attention_turned_back, 8),
             pool=lambda *arrays: TUNED.pool(*arrays[:-1], arrays[-1] % ratio),
             store_partial=lambda *arrays: TUNED.store_partial(*arrays[:-1], arrays[-1] % ratio),
             index_score=score,
@@ -217,13 +189,7 @@ class DecodeGraph:
         self.stream = device.create_stream()
         self.outs = {kind: outs for kind, (_, outs) in noted.items()}
         self._kept = noted  # the arrays of the launches
-        self.graphs = {}
-        for kind, (launches, _) in noted.items():
-            builder = self.stream.create_graph_builder()
-            builder.begin_building()
-            for one in launches:
-                one.capture(builder)
-            self.graphs[kind] = builder.end_building().complete()
+        self.graphs = {kind: graph_of(launches) for kind, (launches, _) in noted.items()}
 
     def decode(self, x: Any) -> dict[int, np.ndarray]:
         """One more token, x[layer] [1, dim] bf16 -> the output of each layer, host bf16."""

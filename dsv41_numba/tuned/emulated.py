@@ -5,9 +5,11 @@ lane-to-element maps of the fragments are written twice, once in silicon and onc
 machines shows whether they agree. wgmma and the copy engine have no stand-in: a kernel that uses them is refused.
 """
 
+import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
+from dsv41_numba.formats.e4m3 import decode_e4m3, encode_e4m3
 
 LANES = 0xFFFFFFFF
 
@@ -41,6 +43,37 @@ def multiply_bf16(a, b):
 
 
 @cuda.jit(device=True)
+def e4m3_as_f16(code):
+    """The f16 pattern of one code: the exponent's bias grows from 7 to 15, a subnormal code is a normal f16."""
+    bits = decode_e4m3(code).view(np.uint32)
+    sign, magnitude = (bits >> uint32(16)) & uint32(0x8000), bits & uint32(0x7FFFFFFF)
+    if magnitude > uint32(0x7F800000):
+        return uint32(0x7FFF)
+    if magnitude == uint32(0):
+        return sign
+    return uint32(sign | (uint32(magnitude - uint32(112 << 23)) >> uint32(13)))
+
+
+@cuda.jit(device=True)
+def first_e4m3_as_f16(word):
+    return uint32(
+        e4m3_as_f16(word & uint32(0xFF)) | uint32(e4m3_as_f16((word >> uint32(8)) & uint32(0xFF)) << uint32(16))
+    )
+
+
+@cuda.jit(device=True)
+def last_e4m3_as_f16(word):
+    return first_e4m3_as_f16(word >> uint32(16))
+
+
+@cuda.jit(device=True)
+def pack_e4m3(x0, x1, x2, x3):
+    low = uint32(encode_e4m3(x0)) | uint32(uint32(encode_e4m3(x1)) << uint32(8))
+    high = uint32(encode_e4m3(x2)) | uint32(uint32(encode_e4m3(x3)) << uint32(8))
+    return uint32(low | uint32(high << uint32(16)))
+
+
+@cuda.jit(device=True)
 def copy_16_bytes(tile, s, i, j, array, m, k, n_bytes):
     for word in range(4):
         pair = uint32(0)
@@ -48,6 +81,11 @@ def copy_16_bytes(tile, s, i, j, array, m, k, n_bytes):
             if 4 * word + 2 * half < n_bytes:
                 pair |= uint32(uint32(array[m, k + 2 * word + half]) << uint32(16 * half))
         tile[s, i, j + word] = pair
+
+
+@cuda.jit(device=True)
+def opaque(word):
+    return uint32(word)
 
 
 @cuda.jit(device=True)
@@ -79,6 +117,38 @@ def mma_m16n8k16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
             shift = uint32(16 * half)
             u, v = half_of(upper, shift), half_of(lower, shift)
             p, q = half_of(left, shift), half_of(right, shift)
+            c0, c1, c2, c3 = c0 + u * p, c1 + u * q, c2 + v * p, c3 + v * q
+    return c0, c1, c2, c3
+
+
+@cuda.jit(device=True)
+def f16_of(word, shift):
+    """The float32 of the f16 in one half of a word."""
+    bits = uint32(word) >> shift & uint32(0xFFFF)
+    exponent, mantissa = (bits >> uint32(10)) & uint32(31), bits & uint32(0x3FF)
+    sign = uint32((bits & uint32(0x8000)) << uint32(16))
+    if exponent == uint32(0):
+        magnitude = float32(float32(mantissa) * float32(2.0**-24)).view(np.uint32)
+    elif exponent == uint32(31):
+        magnitude = uint32(uint32(0x7F800000) | uint32(mantissa << uint32(13)))
+    else:
+        magnitude = uint32(uint32(uint32(exponent + uint32(112)) << uint32(23)) | uint32(mantissa << uint32(13)))
+    return uint32(sign | magnitude).view(np.float32)
+
+
+@cuda.jit(device=True)
+def mma_m16n8k16_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+    lane = cuda.threadIdx.x & 31
+    g, t = lane // 4, lane % 4
+    for word in range(8):  # as in mma_m16n8k16
+        upper = cuda.shfl_sync(LANES, int32(a2) if word >= 4 else int32(a0), 4 * g + word % 4)
+        lower = cuda.shfl_sync(LANES, int32(a3) if word >= 4 else int32(a1), 4 * g + word % 4)
+        left = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t) + word % 4)
+        right = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t + 1) + word % 4)
+        for half in range(2):
+            shift = uint32(16 * half)
+            u, v = f16_of(upper, shift), f16_of(lower, shift)
+            p, q = f16_of(left, shift), f16_of(right, shift)
             c0, c1, c2, c3 = c0 + u * p, c1 + u * q, c2 + v * p, c3 + v * q
     return c0, c1, c2, c3
 
@@ -131,6 +201,8 @@ STAND_INS = {
     "copies_wait_0": arrived,
     "copies_wait_1": arrived,
     "exp2": exp2,
+    "first_e4m3_as_f16": first_e4m3_as_f16,
+    "last_e4m3_as_f16": last_e4m3_as_f16,
     "ldmatrix_x4": ldmatrix_x4,
     "ldmatrix_x4_transposed": ldmatrix_x4_transposed,
     "load_4_floats": load_4_floats,
@@ -139,8 +211,11 @@ STAND_INS = {
     "load_16_bytes": load_16_bytes,
     "load_16_bytes_once": load_16_bytes,
     "mma_m16n8k16": mma_m16n8k16,
+    "mma_m16n8k16_f16": mma_m16n8k16_f16,
     "multiply_bf16": multiply_bf16,
+    "opaque": opaque,
     "pack_bf16": pack_bf16,
+    "pack_e4m3": pack_e4m3,
     "relu_bf16": relu_bf16,
     "store_2_floats": store_2_floats,
 }

@@ -182,6 +182,21 @@ multiply_bf16 = pure(
     "{ .reg .b32 nothing; mov.b32 nothing, 0x80008000; fma.rn.bf16x2 $0, $1, $2, nothing; }", "=r,r,r", (u32, u32)
 )
 
+# four codes of e4m3 in a word, the first in the lowest byte; compute capability 8.9 and up. f16 holds every one exactly
+first_e4m3_as_f16 = pure(  # codes 0 and 1 -> two f16
+    "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.rn.f16x2.e4m3x2 $0, low; }", "=r,r", (u32,)
+)
+last_e4m3_as_f16 = pure(  # codes 2 and 3
+    "{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.rn.f16x2.e4m3x2 $0, high; }", "=r,r", (u32,)
+)
+# four float32 -> the nearest codes, clamped to +-448, ties to even; a NaN becomes 0x7F
+pack_e4m3 = pure(
+    "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; "
+    "mov.b32 $0, {low, high}; }",
+    "=r,f,f,f,f",
+    (f32, f32, f32, f32),
+)
+
 
 # ---- copies that a thread does not wait for ("cp.async") ------------------------------------------------------------
 # 16 bytes from device to shared memory, past the registers. A thread closes what it has issued so far into a group,
@@ -217,21 +232,30 @@ copies_wait_1 = instruction("cp.async.wait_group 1;")
 #       row g     [   a0   ] [   a2   ]      k 2t,   2t+1    [  b0  ]       row g         [  c0     c1  ]
 #       row g+8   [   a1   ] [   a3   ]      k 2t+8, 2t+9    [  b1  ]       row g+8       [  c2     c3  ]
 #       A: row m, a word two bf16 of K       B: column n, a word two of K    C: f32
-@intrinsic
-def mma_m16n8k16(typingctx, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    """(c0, c1, c2, c3) plus A times B, summed in f32. All 32 lanes call it together."""
+def product_of(format):
+    """The intrinsic of (a0, a1, a2, a3, b0, b1, c0, c1, c2, c3): those sums plus A times B, whose elements are of this
+    format, summed in f32. All 32 lanes call it together."""
+    text = (
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{format}.{format}.f32 "
+        "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+    )
 
-    def codegen(context, builder, signature, values):
-        text = (
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-            "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
-        )
-        kind = ir.FunctionType(ir.LiteralStructType([F32] * 4), [I32] * 6 + [F32] * 4)
-        # it touches nothing but its operands, so LLVM may move it
-        product = ir.InlineAsm(kind, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", side_effect=False)
-        return four(context, builder, SUMS, builder.call(product, values, attrs=("convergent",)))
+    @intrinsic
+    @named(10)
+    def emitted(typingctx, *_):
+        def codegen(context, builder, signature, values):
+            kind = ir.FunctionType(ir.LiteralStructType([F32] * 4), [I32] * 6 + [F32] * 4)
+            # it touches nothing but its operands, so LLVM may move it
+            product = ir.InlineAsm(kind, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", side_effect=False)
+            return four(context, builder, SUMS, builder.call(product, values, attrs=("convergent",)))
 
-    return SUMS(*[types.uint32] * 6, *[types.float32] * 4), codegen
+        return SUMS(*[types.uint32] * 6, *[types.float32] * 4), codegen
+
+    return emitted
+
+
+mma_m16n8k16 = product_of("bf16")
+mma_m16n8k16_f16 = product_of("f16")
 
 
 @intrinsic
@@ -477,7 +501,7 @@ barrier_sync = instruction("bar.sync $0, $1;", "r,r", (u32, u32))
 AttentionRegisters = namedtuple(
     "AttentionRegisters",
     "declare clear scores_first scores_second scores_read values_of_registers values_of_shared rescale weights_store "
-    "write",
+    "write write_turned",
 )
 V_ROWS = 512 << 16  # low word of the descriptor of values: their columns are K, 8192 bytes from 64 columns to the next
 
@@ -505,6 +529,8 @@ def attention_registers():
     write(upper, lower, o, odd)        acc times these as bf16 to device memory, rows of 1024 bytes: neighbouring lanes
                                        swap a word, so that four lanes write one sector of 32 bytes. o: where lane
                                        4 g + t writes of head g: 16 (t % 2) + 8 (t / 2) bytes in; odd: t % 2
+    write_turned(..., cos, sin)        the same with the last 64 columns turned back, pair by pair, once rounded;
+                                       cos, sin: the address of element t of the token's row of 32
     """
     acc, score = (", ".join(f"{name}{i}" for i in range(count)) for name, count in (("acc", 128), ("score", 32)))
     declare = instruction(".reg .f32 acc<128>; .reg .f32 score<32>;")
@@ -559,18 +585,34 @@ def attention_registers():
         )
     weights_store = registers_in(" ".join([*lines, "}"]), 16, "r,r", (u32, u32))
 
-    lines = ["{ .reg .f32 x, y; .reg .b32 w0, w1, give, got, a, b; .reg .pred odd; setp.ne.b32 odd, $3, 0;"]
-    for j in range(0, 32, 2):  # 16 columns, 32 bytes of a row
-        for h in range(2):  # heads g and g + 8
-            for k in range(2):
-                i = 4 * (j + k) + 2 * h
-                lines.append(f"mul.f32 x, acc{i}, ${h}; mul.f32 y, acc{i + 1}, ${h}; cvt.rn.bf16x2.f32 w{k}, y, x;")
-            lines.append(
-                "selp.b32 give, w0, w1, odd; shfl.sync.bfly.b32 got, give, 1, 31, 0xffffffff; "
-                "selp.b32 a, got, w0, odd; selp.b32 b, w1, got, odd; "
-                f"st.global.v2.b32 [$2 + {16 * j + 8192 * h}], {{a, b}};"
-            )
-    write = instruction(" ".join([*lines, "}"]), "f,f,l,r", (f32, f32, u64, u32))
+    def writes(turned):
+        lines = ["{ .reg .f32 x, y, c<2>, s<2>, even, odds, p, q; .reg .b32 w<2>, give, got, a, b; .reg .pred odd;"]
+        lines.append("setp.ne.b32 odd, $3, 0;")
+        for j in range(0, 32, 2):  # 16 columns, 32 bytes of a row
+            turns = turned and j >= 24
+            for k in range(2 if turns else 0):
+                at = 16 * (j + k - 24)  # 4 pairs of 4 bytes for 8 columns
+                lines.append(f"ld.global.nc.f32 c{k}, [$4 + {at}]; ld.global.nc.f32 s{k}, [$5 + {at}];")
+            for h in range(2):  # heads g and g + 8
+                for k in range(2):
+                    i = 4 * (j + k) + 2 * h
+                    lines.append(f"mul.f32 x, acc{i}, ${h}; mul.f32 y, acc{i + 1}, ${h}; cvt.rn.bf16x2.f32 w{k}, y, x;")
+                    if turns:  # with .rn a product and a sum are never fused
+                        lines.append(
+                            f"shl.b32 a, w{k}, 16; mov.b32 x, a; and.b32 a, w{k}, 0xffff0000; mov.b32 y, a; "
+                            f"mul.rn.f32 even, x, c{k}; mul.rn.f32 p, y, s{k}; add.rn.f32 even, even, p; "
+                            f"mul.rn.f32 odds, y, c{k}; mul.rn.f32 q, x, s{k}; sub.rn.f32 odds, odds, q; "
+                            f"cvt.rn.bf16x2.f32 w{k}, odds, even;"
+                        )
+                lines.append(
+                    "selp.b32 give, w0, w1, odd; shfl.sync.bfly.b32 got, give, 1, 31, 0xffffffff; "
+                    "selp.b32 a, got, w0, odd; selp.b32 b, w1, got, odd; "
+                    f"st.global.v2.b32 [$2 + {16 * j + 8192 * h}], {{a, b}};"
+                )
+        return " ".join([*lines, "}"])
+
+    write = instruction(writes(turned=False), "f,f,l,r", (f32, f32, u64, u32))
+    write_turned = instruction(writes(turned=True), "f,f,l,r,l,l", (f32, f32, u64, u32, u64, u64))
     return AttentionRegisters(
         declare,
         clear,
@@ -582,6 +624,7 @@ def attention_registers():
         rescale,
         weights_store,
         write,
+        write_turned,
     )
 
 
@@ -589,6 +632,8 @@ def attention_registers():
 # A value that all threads of a warp agree on: ptxas then keeps what follows from it in the warp's uniform registers.
 uniform = instruction("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "r", (u32,), u32)
 divide = instruction("div.u32 $0, $1, $2;", "r,r", (u32, u32), u32)  # Numba's // floors, with sign, in 64 bits
+# The same number, that LLVM cannot see through: it would rather compute it anew in every round of a loop than keep it.
+opaque = instruction("mov.b32 $0, $1;", "r", (u32,), u32)
 plus_1 = instruction("add.u32 $0, $1, 1;", "r", (u32,), u32)  # LLVM cannot see through it, so it leaves loops rolled
 trap = instruction("trap;")  # stop the kernel with an error
 

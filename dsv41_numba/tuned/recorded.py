@@ -1,10 +1,12 @@
-"""Kernel launches as things: noted while a launcher makes them, to be run again or captured into a CUDA graph."""
+"""Kernel launches as things: noted while a launcher makes them, to be run again or made into a CUDA graph."""
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from numba import cuda
 
 from dsv41_numba.runtime import backend
 from dsv41_numba.tuned import cluster_launch
@@ -29,6 +31,23 @@ class Launch:
     def capture(self, builder: Any) -> None:
         """Put the launch into the graph that a `cuda.core` graph builder is building; the kernel is compiled."""
         self.kernel[self.grid, self.block, builder](*self.args)
+
+
+def graph_of(launches: Sequence[Any]) -> Any:
+    """These launches, one after the other, as one CUDA graph: `graph.launch(stream)`, a stream of `cuda.core`.
+
+    Their kernels have run before: nothing may be compiled while a graph is built. What the launches hold must live as
+    long as the graph.
+    """
+    from cuda.core import Device
+
+    device = Device(cuda.get_current_device().id)
+    device.set_current()
+    builder = device.create_stream().create_graph_builder()
+    builder.begin_building()
+    for one in launches:
+        one.capture(builder)
+    return builder.end_building().complete()
 
 
 @contextmanager

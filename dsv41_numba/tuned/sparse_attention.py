@@ -27,13 +27,16 @@ import numpy as np
 
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN, REFERENCE
+from dsv41_numba.ops.rope import check_operands as check_turn
 from dsv41_numba.ops.sparse_attention import check_operands
 from dsv41_numba.runtime.backend import empty
 from dsv41_numba.tuned.linear import Choice
 from dsv41_numba.tuned.operands import NO_GPU, capability, on_16_bytes
+from dsv41_numba.tuned.rope import rope_inverse_in_place
 
 WGMMA_D = 512  # two warpgroups of 256 columns, which are as many as one wgmma makes
 WGMMA_HEADS = 64  # the M of wgmma
+WGMMA_PAIRS = 32  # that it turns back, in the last of its columns
 DECODE_TOKENS = 6
 BLOCK = 64  # slots whose weights are rounded relative to one maximum
 LOWEST = np.float32(-1e30)  # below every logit that counts, and finite
@@ -111,7 +114,7 @@ def reference(choice: Choice) -> Callable[..., np.ndarray]:
 
 
 def rung(name: str) -> Callable[..., None]:
-    """The function that fills o: `launch_<name>` of `sparse_<name>`; (*arguments of sparse_attention, o)."""
+    """The function that fills o: `launch_<name>` of `sparse_<name>`; (*arguments of attention_turned_back, o)."""
     module = importlib.import_module(f"dsv41_numba.tuned.sparse_{name}")
     launch: Callable[..., None] = getattr(module, f"launch_{name}")
     return launch
@@ -125,12 +128,19 @@ def sparse_attention_by(
     idx: Any,
     attn_sink: Any,
     scale: float,
+    cos: Any = None,
+    sin: Any = None,
+    start_pos: Any = 0,
 ) -> Any:
-    """`sparse_attention` by one rung."""
+    """`attention_turned_back` by one rung, or without cos and sin `sparse_attention`."""
     T, H, D = check_operands(q, window_rows, compress_rows, idx, attn_sink)
+    if cos is None:
+        cos = sin = empty((1, 0), np.float32)  # no pair turns
+    else:
+        check_turn(q, cos, sin, 0 if hasattr(start_pos, "shape") else start_pos, 1)
     o = empty((T, H, D), np.uint16)
     if o.size > 0:  # a grid of 0 blocks is a launch error
-        launch(q, window_rows, compress_rows, idx, attn_sink, scale, o)
+        launch(q, window_rows, compress_rows, idx, attn_sink, scale, cos, sin, start_pos, o)
     return o
 
 
@@ -138,8 +148,29 @@ def sparse_attention(q: Any, window_rows: Any, compress_rows: Any, idx: Any, att
     """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, idx [T, S] int32,
     attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits, by the rung that fits best."""
     arguments = (q, window_rows, compress_rows, idx, attn_sink, scale)
-    choice = picked(*arguments)
-    PICKED[choice.rung, choice.reason] += 1
+    choice = _noted(picked(*arguments))
     if choice.rung == "plain":
         return PLAIN.sparse_attention(*arguments)
     return sparse_attention_by(rung(choice.rung), *arguments)
+
+
+def attention_turned_back(
+    q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float,
+    cos: Any, sin: Any, start_pos: Any,
+) -> Any:  # fmt: skip
+    """`sparse_attention` whose last R columns are turned back as they are written; cos and sin [P, R / 2] f32.
+
+    start_pos is an integer or, for the few tokens of the decode rung, a device array [1] int64 that holds it.
+    """
+    arguments, turn = (q, window_rows, compress_rows, idx, attn_sink, scale), (cos, sin, start_pos)
+    choice = _noted(picked(*arguments))
+    if choice.rung == "plain":
+        return rope_inverse_in_place(PLAIN.sparse_attention(*arguments), *turn)
+    if choice.rung == "wgmma" and cos.shape[1] != WGMMA_PAIRS:
+        return rope_inverse_in_place(sparse_attention_by(rung(choice.rung), *arguments), *turn)
+    return sparse_attention_by(rung(choice.rung), *arguments, *turn)
+
+
+def _noted(choice: Choice) -> Choice:
+    PICKED[choice.rung, choice.reason] += 1
+    return choice

@@ -2,7 +2,8 @@
 
 Math       as in `ops.sparse_attention`
 Shapes     q [T, H, D] bf16 with D a multiple of 16 and <= 512, window_rows [W, D] bf16, compress_rows [G, D] bf16,
-           idx [T, S] int32, attn_sink [H] f32, scale > 0 -> o [T, H, D] bf16; any T, H, W, G, S above 0
+           idx [T, S] int32, attn_sink [H] f32, scale > 0, cos, sin [P, R / 2] f32 -> o [T, H, D] bf16, the last
+           R columns of each head turned back by the token's position; any T, H, W, G, S above 0
 Precision  products of bf16 and their sums in f32, by the tensor cores; weights 2^(logit log2 e - maximum) in parts of
            32 slots, for the value product as a bf16 and the bf16 of what that rounding left; parts add up in f32; one
            rounding to bf16 at the end
@@ -35,9 +36,11 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int32, int64, types, uint32
 
+from dsv41_numba.ops.rope import turn_pair
 from dsv41_numba.runtime.backend import empty, launch
 from dsv41_numba.tuned.cluster_launch import Launch, compiled, of_arrays
 from dsv41_numba.tuned.operands import capability
+from dsv41_numba.tuned.position import in_memory, reader
 from dsv41_numba.tuned.ptx import (
     copies_commit,
     copies_wait_0,
@@ -207,11 +210,11 @@ def parts_kernel(D: int, early: bool) -> Any:
 
 
 @functools.cache
-def combine_kernel(early: bool) -> Any:
+def combine_kernel(early: bool, position_of: Any) -> Any:
     """The kernel that adds the parts up; `early`: it may start while the launch before it runs."""
 
     @cuda.jit(launch_bounds=(COMBINE_THREADS, 1))
-    def sparse_decode_combine_kernel(o_parts, sums_parts, attn_sink, o):
+    def sparse_decode_combine_kernel(o_parts, sums_parts, attn_sink, cos, sin, start_pos, o):
         """Columns from 256 blockIdx.z on of head blockIdx.x of token blockIdx.y.
 
         o [T H, D / 2] words of two bf16; o_parts and sums_parts as they were made.
@@ -264,8 +267,13 @@ def combine_kernel(early: bool) -> Any:
                 for other in range(1, GROUPS):
                     sums[c] += partial[other, column + c]
                 sums[c] *= share
-            o[row, d // 2] = pack_bf16(sums[0], sums[1])
-            o[row, d // 2 + 1] = pack_bf16(sums[2], sums[3])
+            position = position_of(start_pos) + cuda.blockIdx.y
+            for i in range(2):
+                word = pack_bf16(sums[2 * i], sums[2 * i + 1])
+                pair = d // 2 + i - (D // 2 - cos.shape[1])
+                if pair >= 0:
+                    word = turn_pair(word, cos[position, pair], -sin[position, pair])
+                o[row, d // 2 + i] = word
 
     return sparse_decode_combine_kernel
 
@@ -274,17 +282,27 @@ def combine_kernel(early: bool) -> Any:
 BITS, WORDS_2D = types.Array(types.uint16, 2, "C"), types.Array(types.uint32, 2, "C")
 FLOATS, FLOATS_2D = types.Array(types.float32, 1, "C"), types.Array(types.float32, 2, "C")
 PARTS_SIGNATURE = (BITS, BITS, BITS, types.Array(types.int32, 2, "C"), types.float32, types.int64, FLOATS_2D, FLOATS_2D)
-COMBINE_SIGNATURE = (FLOATS_2D, FLOATS_2D, FLOATS, WORDS_2D)
+POSITION_IN_MEMORY = types.Array(types.int64, 1, "C")
+
+
+def combine_signature(position_of: Any) -> tuple[Any, ...]:
+    position = POSITION_IN_MEMORY if position_of is in_memory else types.int64
+    return FLOATS_2D, FLOATS_2D, FLOATS, FLOATS_2D, FLOATS_2D, position, WORDS_2D
 
 
 @functools.cache
-def compiled_early(D: int) -> tuple[Any, Any]:
+def compiled_early(D: int, position_of: Any) -> tuple[Any, Any]:
     """The driver's handles of both kernels, each of which may start while the launch before it runs."""
-    return compiled(parts_kernel(D, True), PARTS_SIGNATURE, 0), compiled(combine_kernel(True), COMBINE_SIGNATURE, 0)
+    makes = compiled(parts_kernel(D, True), PARTS_SIGNATURE, 0)
+    return makes, compiled(combine_kernel(True, position_of), combine_signature(position_of), 0)
 
 
-def launch_decode(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float, o: Any) -> None:
-    """Fill o; a multiple of 16 dimensions, at least one slot and a positive scale."""
+def launch_decode(
+    q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float,
+    cos: Any, sin: Any, start_pos: Any, o: Any,
+) -> None:  # fmt: skip
+    """Fill o; a multiple of 16 dimensions, at least one slot and a positive scale. start_pos is an integer, or a device
+    array [1] int64 that holds it."""
     T, H, D = q.shape
     parts = -(-idx.shape[1] // SLOTS)
     q, o = q.reshape(T * H, D), o.view(np.uint32).reshape(T * H, D // 2)
@@ -295,11 +313,16 @@ def launch_decode(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_s
     if capability() >= (9, 0):
         makes = [*of_arrays(q, window_rows, compress_rows, idx), ctypes.c_float(float(log2_scale)), ctypes.c_int64(H)]
         makes += of_arrays(o_parts, sums_parts)
-        combines = of_arrays(o_parts, sums_parts, attn_sink, o)
-        keep = (q, window_rows, compress_rows, idx, attn_sink, o, o_parts, sums_parts)
-        for function, grid, block, values in zip(compiled_early(D), grids, blocks, (makes, combines), strict=True):
+        position_of = reader(start_pos)
+        combines = of_arrays(o_parts, sums_parts, attn_sink, cos, sin)
+        combines += of_arrays(start_pos) if position_of is in_memory else [ctypes.c_int64(start_pos)]
+        combines += of_arrays(o)
+        keep = (q, window_rows, compress_rows, idx, attn_sink, cos, sin, start_pos, o, o_parts, sums_parts)
+        functions = compiled_early(D, position_of)
+        for function, grid, block, values in zip(functions, grids, blocks, (makes, combines), strict=True):
             Launch(function, grid, block, 1, 0, values, keep)()
     else:
         arguments = (q, window_rows, compress_rows, idx, log2_scale, H, o_parts, sums_parts)
         launch(parts_kernel(D, False), grids[0], blocks[0], *arguments)
-        launch(combine_kernel(False), grids[1], blocks[1], o_parts, sums_parts, attn_sink, o)
+        combine = combine_kernel(False, reader(start_pos))
+        launch(combine, grids[1], blocks[1], o_parts, sums_parts, attn_sink, cos, sin, start_pos, o)

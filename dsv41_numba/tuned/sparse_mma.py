@@ -2,7 +2,8 @@
 
 Math       as in `ops.sparse_attention`
 Shapes     q [T, H, D] bf16 with D a multiple of 16 and <= 512, window_rows [W, D] bf16, compress_rows [G, D] bf16,
-           idx [T, S] int32, attn_sink [H] f32, scale > 0 -> o [T, H, D] bf16; any T, H, W, G, S above 0
+           idx [T, S] int32, attn_sink [H] f32, scale > 0, cos, sin [P, R / 2] f32 -> o [T, H, D] bf16, the last
+           R columns of each head turned back by the token's position; any T, H, W, G, S above 0
 Precision  products of bf16 and their sums in f32, by the tensor cores; weights 2^(logit log2 e - maximum) in tiles of
            64 slots relative to the maximum up to their tile, for the value product as a bf16 and the bf16 of what that
            rounding left; one rounding to bf16 at the end
@@ -30,6 +31,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
+from dsv41_numba.ops.rope import turn_pair
 from dsv41_numba.runtime.backend import launch
 from dsv41_numba.tuned.ptx import (
     copies_commit,
@@ -165,7 +167,7 @@ def kernel(D: int) -> Any:
     multiply_values = value_step(0)
 
     @cuda.jit(launch_bounds=(THREADS, 1))
-    def sparse_mma_kernel(q, window_rows, compress_rows, idx, attn_sink, scale, H, o):
+    def sparse_mma_kernel(q, window_rows, compress_rows, idx, attn_sink, scale, H, cos, sin, start_pos, o):
         """One block 64 heads of a token. q [T H, D] bf16 bits, o [T H, D / 2] words of two; scale includes log2 e."""
         tiles = cuda.shared.array(TILES_SHAPE, uint32, 128)
         weights = cuda.shared.array(WEIGHTS_SHAPE, uint32, 128)
@@ -259,12 +261,23 @@ def kernel(D: int) -> Any:
                     if column < D:
                         words = pack_bf16(sums[n, 2 * h] * own_share, sums[n, 2 * h + 1] * own_share)
                         o[first_row + head + 8 * h, column // 2] = words
+                # In the loop above this would keep LLVM from unrolling it, and `sums` from registers
+                for pair in range(cos.shape[1]):
+                    column = D - 2 * (cos.shape[1] - pair)
+                    if column % (2 * PIECE) // PIECE == half and column % 8 // 2 == lane & 3:  # one this thread wrote
+                        row = first_row + head + 8 * h
+                        cosine, sine = cos[start_pos + token, pair], sin[start_pos + token, pair]
+                        o[row, column // 2] = turn_pair(o[row, column // 2], cosine, -sine)
 
     return sparse_mma_kernel
 
 
-def launch_mma(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float, o: Any) -> None:
+def launch_mma(
+    q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float,
+    cos: Any, sin: Any, start_pos: int, o: Any,
+) -> None:  # fmt: skip
     """Fill o; a multiple of 16 dimensions, at least one slot and a positive scale."""
     T, H, D = q.shape
     arguments = (q.reshape(T * H, D), window_rows, compress_rows, idx, attn_sink, np.float32(scale * LOG2_E), H)
-    launch(kernel(D), T * -(-H // HEADS), THREADS, *arguments, o.view(np.uint32).reshape(T * H, D // 2))
+    turn = cos, sin, start_pos
+    launch(kernel(D), T * -(-H // HEADS), THREADS, *arguments, *turn, o.view(np.uint32).reshape(T * H, D // 2))

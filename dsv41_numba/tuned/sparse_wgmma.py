@@ -2,7 +2,8 @@
 
 Math       as in `ops.sparse_attention`
 Shapes     q [T, H, 512] bf16 with H a multiple of 64, window_rows [W, 512] bf16, compress_rows [G, 512] bf16,
-           idx [T, S] int32, attn_sink [H] f32, scale > 0 -> o [T, H, 512] bf16; any T, W, G, S above 0
+           idx [T, S] int32, attn_sink [H] f32, scale > 0, cos, sin [P, R / 2] f32 with R 64 or 0 -> o [T, H, 512]
+           bf16, the last R columns of each head turned back by the token's position; any T, W, G, S above 0
 Precision  products of bf16 and their sums in f32, by the tensor cores; weights 2^(logit log2 e - maximum), rounded to
            bf16 for the value product, in tiles of 64 slots relative to the maximum up to their tile, and summed
            unrounded; one rounding to bf16 at the end
@@ -68,6 +69,7 @@ from dsv41_numba.tuned.sparse_softmax import INFINITY, LOG2_E, LOWEST, quad_max,
 HEADS, DIMS = 64, 512  # of an item
 ROW_BYTES = 2 * DIMS
 ITEM_BYTES = HEADS * ROW_BYTES
+TURNED = 64  # the last columns of a head, by a row of half as many cosines and sines of 4 bytes
 TILE = 64  # slots
 THREADS = 384
 LANES = 0xFFFFFFFF
@@ -93,7 +95,7 @@ registers = attention_registers()
 scores_first, scores_second = registers.scores_first, registers.scores_second
 declare, clear, scores_read, rescale = registers.declare, registers.clear, registers.scores_read, registers.rescale
 values_of_registers, values_of_shared = registers.values_of_registers, registers.values_of_shared
-weights_store, write = registers.weights_store, registers.write
+weights_store, write, write_turned = registers.weights_store, registers.write, registers.write_turned
 
 
 # ---- softmax of a tile: a thread has 16 slots of heads `head` and `head` + 8 -----------------------------------------
@@ -147,14 +149,20 @@ def tile_weights(s, p, upper, lower, scale):
 
 
 @cuda.jit(device=True, forceinline=True)
-def finish(upper_total, lower_total, upper, lower, sinks, item, groups, head, o, scale, lane):
-    """Write the output of one item: 256 columns of 64 heads a warpgroup."""
-    sink = sinks + uint64((item - divide(item, groups) * groups) * uint32(HEADS) + head) * uint64(4)
+def finish(upper_total, lower_total, upper, lower, sinks, item, groups, head, o, cos, sin, scale, lane):
+    """Write the output of one item: 256 columns of 64 heads a warpgroup, the last 64 turned unless cos is 0."""
+    token = divide(item, groups)
+    sink = sinks + uint64((item - token * groups) * uint32(HEADS) + head) * uint64(4)
     upper_share = share(upper_total, upper * scale, load_float(sink))
     lower_share = share(lower_total, lower * scale, load_float(sink + uint64(32)))
     odd = lane & uint32(1)
     inside = head * uint32(ROW_BYTES) + odd * uint32(16) + (lane & uint32(2)) * uint32(4)
-    write(upper_share, lower_share, o + uint64(item) * uint64(ITEM_BYTES) + uint64(inside), odd)
+    to = o + uint64(item) * uint64(ITEM_BYTES) + uint64(inside)
+    if cos == uint64(0):
+        write(upper_share, lower_share, to, odd)
+    else:
+        row = uint64(token) * uint64(2 * TURNED) + uint64((lane & uint32(3)) * uint32(4))
+        write_turned(upper_share, lower_share, to, odd, cos + row, sin + row)
 
 
 @cuda.jit(device=True, forceinline=True)
@@ -285,6 +293,7 @@ def multiply_even(base, mask, maxima, sums, sinks, o, S, items, groups, scale):
     p = cuda.local.array(16, uint32)
     upper, lower = LOWEST, LOWEST  # the maxima so far, of heads `head` and `head` + 8
     upper_sum, lower_sum = float32(0.0), float32(0.0)
+    none = uint64(0)  # of these columns turns
     pairs = (S + uint32(2 * TILE - 1)) >> uint32(7)
     step = uint32(cuda.gridDim.x)
     item = uint32(cuda.blockIdx.x)
@@ -349,16 +358,16 @@ def multiply_even(base, mask, maxima, sums, sinks, o, S, items, groups, scale):
             mbarrier_wait(base + uint32(Q_FULL), q_phase)
         start_scores(q, keys, full, phase)
         if last:  # the output leaves while the next item's scores are multiplied
-            finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, scale, lane)
+            finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, none, none, scale, lane)
             clear()
             upper, lower = LOWEST, LOWEST
             upper_sum, lower_sum = float32(0.0), float32(0.0)
     wgmma_wait_0()
-    finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, scale, lane)
+    finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, none, none, scale, lane)
 
 
 @cuda.jit(device=True, forceinline=True)
-def multiply_odd(base, mask, maxima, sums, sinks, o, S, items, groups, scale):
+def multiply_odd(base, mask, maxima, sums, sinks, o, cos, sin, S, items, groups, scale):
     """Scores and weights of the odd tiles; the right half of the output. One warpgroup."""
     tid = uint32(cuda.threadIdx.x)
     lane = tid & uint32(31)
@@ -440,17 +449,18 @@ def multiply_odd(base, mask, maxima, sums, sinks, o, S, items, groups, scale):
             mbarrier_wait(base + uint32(Q_FULL), q_phase)
         start_scores(q, keys, full, phase)
         if last:  # the output leaves while the next item's scores are multiplied
-            finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, scale, lane)
+            finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, cos, sin, scale, lane)
             clear()
             upper, lower = LOWEST, LOWEST
             upper_sum, lower_sum = float32(0.0), float32(0.0)
     wgmma_wait_0()
-    finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, scale, lane)
+    finish(upper_sum, lower_sum, upper, lower, sinks, done, groups, head, o, cos, sin, scale, lane)
 
 
 @cuda.jit(launch_bounds=(THREADS, 1))
-def sparse_wgmma_kernel(q, window, compress, idx, sinks, o, W, S, items, groups, scale):
-    """A block walks over items. The first six are device addresses; `groups` items a token; scale includes log2 e."""
+def sparse_wgmma_kernel(q, window, compress, idx, sinks, o, cos, sin, W, S, items, groups, scale):
+    """A block walks over items. The first eight are device addresses, cos and sin of the first token's row or 0;
+    `groups` items a token; scale includes log2 e."""
     memory = cuda.shared.array(0, uint32)
     mask = cuda.shared.array((2, 4), uint32)  # of the slots of each tile that are not empty, 16 a word
     maxima = cuda.shared.array((2, HEADS), float32)  # of each head, up to the even and up to the odd tile
@@ -480,11 +490,11 @@ def sparse_wgmma_kernel(q, window, compress, idx, sinks, o, W, S, items, groups,
         if role == uint32(0):
             multiply_even(base, mask, maxima, sums, sinks, o, S, items, groups, scale)
         else:
-            multiply_odd(base, mask, maxima, sums, sinks, o, S, items, groups, scale)
+            multiply_odd(base, mask, maxima, sums, sinks, o, cos, sin, S, items, groups, scale)
 
 
 # ---- host ----------------------------------------------------------------------------------------------------------
-SIGNATURE = (types.uint64,) * 6 + (types.int32,) + (types.uint32,) * 3 + (types.float32,)
+SIGNATURE = (types.uint64,) * 8 + (types.int32,) + (types.uint32,) * 3 + (types.float32,)
 
 
 @functools.cache
@@ -493,21 +503,31 @@ def compiled_kernel() -> Any:
     return compiled(sparse_wgmma_kernel, SIGNATURE, SHARED_BYTES)
 
 
-def prepare(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float, o: Any) -> Launch:
+def prepare(
+    q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float,
+    cos: Any, sin: Any, start_pos: int, o: Any,
+) -> Launch:  # fmt: skip
     """The launch that fills o, to be called any number of times."""
     T, H, D = q.shape
     if H % HEADS or D != DIMS:
         raise ValueError(f"q: expected heads in multiples of {HEADS}, of {DIMS} dimensions, got {H} of {D}")
+    if cos.shape[1] not in (0, TURNED // 2):
+        raise ValueError(f"cos: expected {TURNED // 2} pairs a position, or none, got {cos.shape[1]}")
     arrays = (q, window_rows, compress_rows, idx, attn_sink, o)
     groups = H // HEADS
     items = T * groups
     values: list[Any] = [ctypes.c_uint64(address(array) if array.size else 0) for array in arrays]
+    row = 2 * TURNED * start_pos
+    values += [ctypes.c_uint64(address(array) + row if array.size else 0) for array in (cos, sin)]
     values += [ctypes.c_int32(len(window_rows)), *map(ctypes.c_uint32, (idx.shape[1], items, groups))]
     values.append(ctypes.c_float(float(scale * LOG2_E)))
     grid = min(items, cuda.get_current_device().MULTIPROCESSOR_COUNT)
-    return Launch(compiled_kernel(), grid, THREADS, 1, SHARED_BYTES, values, arrays)
+    return Launch(compiled_kernel(), grid, THREADS, 1, SHARED_BYTES, values, (*arrays, cos, sin))
 
 
-def launch_wgmma(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float, o: Any) -> None:
+def launch_wgmma(
+    q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float,
+    cos: Any, sin: Any, start_pos: int, o: Any,
+) -> None:  # fmt: skip
     """Fill o; heads in multiples of 64, 512 dimensions, at least one slot and a positive scale."""
-    prepare(q, window_rows, compress_rows, idx, attn_sink, scale, o)()
+    prepare(q, window_rows, compress_rows, idx, attn_sink, scale, cos, sin, start_pos, o)()

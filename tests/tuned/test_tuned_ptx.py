@@ -9,6 +9,7 @@ import sys
 import pytest
 from numba import cuda, types
 
+from dsv41_numba.tuned.position import given
 from ptx import pretend_device
 
 pytest.importorskip("numba_cuda", reason="numba-cuda, which compiles to PTX, is not installed: pip install -e .[gpu]")
@@ -24,13 +25,14 @@ def sparse_kernel_of(rung, *arguments):
     if rung == "wgmma":
         return module.sparse_wgmma_kernel, module.SIGNATURE
     if rung == "mma":
-        indices, sinks, words = (
-            types.Array(*a, "C") for a in ((types.int32, 2), (types.float32, 1), (types.uint32, 2))
+        indices, sinks, angles, words = (
+            types.Array(*a, "C") for a in ((types.int32, 2), (types.float32, 1), (types.float32, 2), (types.uint32, 2))
         )
-        return module.kernel(*arguments), (BITS, BITS, BITS, indices, sinks, types.float32, N, words)
+        signature = (BITS, BITS, BITS, indices, sinks, types.float32, N, angles, angles, N, words)
+        return module.kernel(*arguments), signature
     which, *arguments = arguments
     if which == "combine":
-        return module.combine_kernel(*arguments), module.COMBINE_SIGNATURE
+        return module.combine_kernel(*arguments, given), module.combine_signature(given)
     return module.parts_kernel(*arguments), module.PARTS_SIGNATURE
 
 
@@ -40,6 +42,12 @@ def kernel_of(rung, *arguments):
     module = importlib.import_module(f"dsv41_numba.tuned.linear_{rung}")
     if rung == "fma":
         return module.linear_fma_kernel, (BITS, BITS, N, BITS)
+    if rung == "fp8_decode":
+        signature = (BITS, BITS, types.Array(types.uint8, 1, "C"), N, N, types.uint32, types.uint32, BITS)
+        return module.kernel(*arguments), signature
+    if rung == "fp8_dequantise":
+        words = types.Array(types.uint32, 2, "C")
+        return module.dequantise_kernel, (words, types.Array(types.uint8, 2, "C"), N, N, words)
     if rung == "wgmma":
         return module.build(module.TILES[arguments[0]])[0], module.SIGNATURE
     signature = {"mma": (BITS, BITS, N, BITS), "decode": (BITS, BITS, N, N, N, BITS)}[rung]
@@ -85,6 +93,10 @@ KERNELS = [
     ("decode", (2,), (9, 0), r"ld\.global\.nc\.v4\.u32"),
     ("decode", (3,), (9, 0), r"ld\.global\.nc\.v4\.u32"),
     ("decode", (4,), (12, 0), r"ld\.global\.nc\.v4\.u32"),
+    *[("fp8_decode", (tokens,), (9, 0), r"cvt\.rn\.f16x2\.e4m3x2") for tokens in (1, 2, 3, 4)],
+    ("fp8_decode", (1,), (8, 9), r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32"),
+    ("fp8_decode", (4,), (12, 0), r"cvt\.rn\.satfinite\.e4m3x2\.f32"),
+    ("fp8_dequantise", (), (8, 0), r"st\.global"),
     *[("wgmma", (tile,), HOPPER, r"wgmma\.mma_async\.sync\.aligned\.m64n") for tile in range(6)],
     ("sparse mma", (512,), AMPERE, r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans"),
     ("sparse mma", (512,), (12, 0), r"mma\.sync\.aligned\.m16n8k16"),

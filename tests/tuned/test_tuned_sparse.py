@@ -16,11 +16,13 @@ from conftest import random_bf16
 from dsv41_numba.compare import bf16_array, bf16_steps, relative_l2, same_bits, worst_steps
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN
+from dsv41_numba.ops.rope import rope_inverse_ref
 from dsv41_numba.ops.sparse_attention import sparse_attention_ref as f32_ref
 from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import to_device, to_host
 from dsv41_numba.tuned import sparse_attention as ladder
 from dsv41_numba.tuned.sparse_attention import BLOCK, Choice, pick, sparse_attention_by, sparse_attention_ref
+from test_rope import table
 from test_sparse_attention import float64_attention, recorded_inputs
 from tolerances import ONE_ROUNDING
 
@@ -94,6 +96,30 @@ def assert_close(name, o, arguments):
 def test_tuned_sparse_matches_its_reference(rng, name, T, H, D, W, G, S):
     arguments = inputs(rng, T, H, D, W, G, S)
     assert_close(name, run(name, *arguments), arguments)
+
+
+@every_rung
+@pytest.mark.parametrize("start_pos", [0, 41])
+def test_tuned_sparse_turns_back_as_rope_inverse_does(rng, name, start_pos):
+    arguments = small(rng, name)
+    turn = *table(64 if name == "wgmma" else 16, 64), start_pos
+    o = run(name, *arguments)
+    assert same_bits(run(name, *arguments, *turn), rope_inverse_ref(o, *turn))
+
+
+def test_tuned_sparse_decode_finds_the_position_in_device_memory(rng):
+    arguments, (cos, sin) = small(rng, "decode"), table(16, 64)
+    in_memory = run("decode", *arguments, cos, sin, np.array([29], np.int64))
+    assert same_bits(in_memory, run("decode", *arguments, cos, sin, 29))
+
+
+def test_tuned_sparse_turned_back_takes_any_number_of_pairs(rng):
+    for name in RUNGS[:2] if NO_HOPPER else ["wgmma"]:
+        arguments, turn = small(rng, name), (*table(32, 64), 7)
+        device = [to_device(a) if isinstance(a, np.ndarray) else a for a in (*arguments, *turn)]
+        turned = bf16_array(to_host(ladder.attention_turned_back(*device)))
+        unturned = bf16_array(to_host(ladder.sparse_attention(*device[:6])))
+        assert same_bits(turned, rope_inverse_ref(unturned, *turn))
 
 
 def test_tuned_sparse_reference_differs_from_the_f32_one_by_the_rounding_of_weights_alone(rng):

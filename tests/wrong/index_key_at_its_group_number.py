@@ -5,9 +5,7 @@ from wrong import Fault
 FAULT = Fault(
     module="dsv41_numba.layer",
     changes={
-        "ops.rope_in_place(key, rope.cos, rope.sin, group_pos, role.ratio)": (
-            "ops.rope_in_place(key, rope.cos, rope.sin, first)"
-        )
+        "eps, *place, state.index_k)": "eps, rope.cos, rope.sin, call.start_pos // role.ratio, 1, state.index_k)",
     },
     replaces=("dsv41_numba.stack.forward",),
 )

@@ -6,8 +6,8 @@ FAULT = Fault(
     module="dsv41_numba.layer",
     changes={
         "ops.linear(latent, indexer.wk)": """\
-ops.linear(ops.rope(latent.reshape(n, 1, cfg.head_dim), rope.cos, rope.sin, group_pos, role.ratio)
-            .reshape(n, cfg.head_dim), indexer.wk)"""
+ops.linear(ops.rope(latent.reshape(n, 1, -1), rope.cos, rope.sin, call.start_pos // role.ratio * role.ratio, role.ratio)
+            .reshape(n, -1), indexer.wk)"""
     },
     replaces=("dsv41_numba.stack.forward",),
 )
