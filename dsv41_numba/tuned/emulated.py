@@ -105,20 +105,8 @@ def ldmatrix_x4(tile, s, i, j):
 
 
 @cuda.jit(device=True)
-def mma_m16n8k16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    lane = cuda.threadIdx.x & 31
-    g, t = lane // 4, lane % 4
-    for word in range(8):  # two of the 16 columns of K
-        upper = cuda.shfl_sync(LANES, int32(a2) if word >= 4 else int32(a0), 4 * g + word % 4)
-        lower = cuda.shfl_sync(LANES, int32(a3) if word >= 4 else int32(a1), 4 * g + word % 4)
-        left = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t) + word % 4)
-        right = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t + 1) + word % 4)
-        for half in range(2):
-            shift = uint32(16 * half)
-            u, v = half_of(upper, shift), half_of(lower, shift)
-            p, q = half_of(left, shift), half_of(right, shift)
-            c0, c1, c2, c3 = c0 + u * p, c1 + u * q, c2 + v * p, c3 + v * q
-    return c0, c1, c2, c3
+def half_of(word, shift):
+    return decode_bf16(uint32(word) >> shift & uint32(0xFFFF))
 
 
 @cuda.jit(device=True)
@@ -136,26 +124,30 @@ def f16_of(word, shift):
     return uint32(sign | magnitude).view(np.float32)
 
 
-@cuda.jit(device=True)
-def mma_m16n8k16_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    lane = cuda.threadIdx.x & 31
-    g, t = lane // 4, lane % 4
-    for word in range(8):  # as in mma_m16n8k16
-        upper = cuda.shfl_sync(LANES, int32(a2) if word >= 4 else int32(a0), 4 * g + word % 4)
-        lower = cuda.shfl_sync(LANES, int32(a3) if word >= 4 else int32(a1), 4 * g + word % 4)
-        left = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t) + word % 4)
-        right = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t + 1) + word % 4)
-        for half in range(2):
-            shift = uint32(16 * half)
-            u, v = f16_of(upper, shift), f16_of(lower, shift)
-            p, q = f16_of(left, shift), f16_of(right, shift)
-            c0, c1, c2, c3 = c0 + u * p, c1 + u * q, c2 + v * p, c3 + v * q
-    return c0, c1, c2, c3
+def product_of(element_of):
+    """mma.sync of 16-bit elements, of which `element_of` reads the one in a half of a word."""
+
+    @cuda.jit(device=True)
+    def multiply(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+        lane = cuda.threadIdx.x & 31
+        g, t = lane // 4, lane % 4
+        for word in range(8):  # two of the 16 columns of K
+            upper = cuda.shfl_sync(LANES, int32(a2) if word >= 4 else int32(a0), 4 * g + word % 4)
+            lower = cuda.shfl_sync(LANES, int32(a3) if word >= 4 else int32(a1), 4 * g + word % 4)
+            left = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t) + word % 4)
+            right = cuda.shfl_sync(LANES, int32(b1) if word >= 4 else int32(b0), 4 * (2 * t + 1) + word % 4)
+            for half in range(2):
+                shift = uint32(16 * half)
+                u, v = element_of(upper, shift), element_of(lower, shift)
+                p, q = element_of(left, shift), element_of(right, shift)
+                c0, c1, c2, c3 = c0 + u * p, c1 + u * q, c2 + v * p, c3 + v * q
+        return c0, c1, c2, c3
+
+    return multiply
 
 
-@cuda.jit(device=True)
-def half_of(word, shift):
-    return decode_bf16(uint32(word) >> shift & uint32(0xFFFF))
+mma_m16n8k16 = product_of(half_of)
+mma_m16n8k16_f16 = product_of(f16_of)
 
 
 @cuda.jit(device=True)
