@@ -12,7 +12,9 @@
                              topk               the selection of this call, shifted past the window rows
                              candidates         the mask that later index sources obey, from this call
 
-All are arrays of the op table: NumPy's for REFERENCE, device arrays for PLAIN.
+All are arrays of the op table: NumPy's for REFERENCE, device arrays for PLAIN. With cache="packed" the window, the
+compressed rows and the index keys are `PackedRows` of such arrays: the codes and scales that their bf16 values are made
+of (`formats.packed_rows`).
 """
 
 from dataclasses import dataclass, field
@@ -21,8 +23,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.formats.packed_rows import COMPRESSED, INDEX_KEY, WINDOW, PackedRows, RowFormat
 from dsv41_numba.ops import Ops
 from dsv41_numba.roles import LayerRole
+
+CACHES = ("bf16", "packed")
 
 Value = TypeVar("Value")
 
@@ -31,11 +36,11 @@ Value = TypeVar("Value")
 class AttnV41LayerState:
     """One layer's caches. bf16 arrays have the op table's bf16 dtype; D = head_dim, r = the layer's ratio.
 
-    window       [window, D] bf16
+    window       [window, D] bf16 or packed
     kv_state     [r, D] f32, kv sources with r >= 2, else None
     score_state  [r, D] f32, likewise
-    compress_kv  [max_seq // r, D] bf16, kv sources, else None
-    index_k      [max_seq // r, index_head_dim] bf16, kv sources, else None
+    compress_kv  [max_seq // r, D] bf16 or packed, kv sources, else None
+    index_k      [max_seq // r, index_head_dim] bf16 or packed, kv sources, else None
     next_pos     the position the next call must start at
     """
 
@@ -47,13 +52,19 @@ class AttnV41LayerState:
     next_pos: int = 0
 
     @classmethod
-    def new(cls, cfg: AttnV41Cfg, role: LayerRole, ops: Ops) -> "AttnV41LayerState":
-        """Empty caches of one layer: zeros, and -inf in score_state."""
-        state = cls(window=ops.zeros((cfg.window, cfg.head_dim), ops.bf16))
+    def new(cls, cfg: AttnV41Cfg, role: LayerRole, ops: Ops, cache: str = "bf16") -> "AttnV41LayerState":
+        """Empty caches of one layer: zeros, and -inf in score_state. `cache`: "bf16" or "packed"."""
+        if cache not in CACHES:
+            raise ValueError(f"cache: expected one of {', '.join(CACHES)}, got {cache!r}")
+
+        def rows(format: RowFormat, N: int, D: int) -> Any:
+            return PackedRows.new(format, N, D, ops.zeros) if cache == "packed" else ops.zeros((N, D), ops.bf16)
+
+        state = cls(window=rows(WINDOW, cfg.window, cfg.head_dim))
         if role.is_kv_source:
-            rows = cfg.max_seq // role.ratio
-            state.compress_kv = ops.zeros((rows, cfg.head_dim), ops.bf16)
-            state.index_k = ops.zeros((rows, cfg.index_head_dim), ops.bf16)
+            groups = cfg.max_seq // role.ratio
+            state.compress_kv = rows(COMPRESSED, groups, cfg.head_dim)
+            state.index_k = rows(INDEX_KEY, groups, cfg.index_head_dim)
             if role.ratio > 1:
                 group = (role.ratio, cfg.head_dim)
                 state.kv_state = ops.zeros(group, np.float32)
@@ -63,7 +74,7 @@ class AttnV41LayerState:
     def nbytes(self) -> int:
         """Bytes of all arrays of this state."""
         arrays = (self.window, self.kv_state, self.score_state, self.compress_kv, self.index_k)
-        return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in arrays if a is not None)
+        return sum(int(array.nbytes) for array in arrays if array is not None)
 
 
 @dataclass

@@ -20,8 +20,10 @@ from dsv41_numba.compare import APART, ordered
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.formats.fp8_weight import Fp8Weight
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.layer import AttnV41Run
 from dsv41_numba.ops import Ops
+from dsv41_numba.ops.packed_rows import pack_values
 from dsv41_numba.recording import Recording, RecordingError, stage_order
 from dsv41_numba.roles import LayerRole, roles
 from dsv41_numba.rules import FLIPS_ALLOWED, RULES, SELECTION_STEPS, bit_patterns, steps_apart, with_bits
@@ -117,11 +119,13 @@ def check(
     ops: Ops,
     index_keys: str = "released",
     layers: Iterable[int] | None = None,
+    cache: str = "bf16",
     progress: Callable[[float], None] = lambda done: None,
 ) -> Report:
     """Replay a recording with an op table and judge it, alone and chained.
 
     layers    judge only these; all layers run all the same, since they share caches
+    cache     "bf16" or "packed"; packed rows are judged by the values that are read from them
     progress  called with the share of the work that is done, 0 to 1
     Raises RecordingError when the recording does not fit the configuration.
     """
@@ -134,7 +138,7 @@ def check(
     if not judged:
         raise RecordingError(f"{recording.path}: expected a layer to judge, got none of {sorted(recording.layers)}")
     report = Report(skipped_layers=tuple(sorted(set(recording.layers) - set(runnable))))
-    model = AttnV41(cfg, weights, ops, index_keys, layers=runnable)
+    model = AttnV41(cfg, weights, ops, index_keys, layers=runnable, cache=cache)
     total, done = 2 * len(recording.steps) * len(runnable), 0
     for judge_type, tallies in ((Alone, report.alone), (Chained, report.chained)):
         judge = judge_type(recording, model, judged)
@@ -280,13 +284,19 @@ class Alone(Judge):
         host = self.recording.get(layer, step, name)
         if host.shape != value.shape or host.dtype != ops.to_host(value).dtype:
             return value  # a mismatch, if it is judged; the stages after it could not take the recorded one
-        given = ops.to_device(host)
+        if isinstance(value, PackedRows):
+            try:
+                given: Any = pack_values(host, value.format).planes(ops.to_device)
+            except ValueError:
+                return value  # likewise: no codes stand for the recorded values
+        else:
+            given = ops.to_device(host)
         if name == "topk" and role.is_index_source:
             self.model.shared.topk.value = given  # what the layers that read this selection are judged by
         if name in CACHE_OF:  # it holds what was computed
             start_pos = self.recording.start_pos(step)
             first = start_pos if name == "kv" else start_pos // role.ratio
-            ops.ring_write(given, getattr(self.model.states[layer], CACHE_OF[name]), first)
+            ops.write_rows(given, getattr(self.model.states[layer], CACHE_OF[name]), first)
         return given
 
     def judge(self, where: tuple[int, str], name: str, got: np.ndarray, expected: np.ndarray) -> None:

@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     walk.add_argument("--config", metavar="C", help="with --checkpoint: a config.json other than DIR's")
     walk.add_argument("--record", metavar="FILE", help="write every intermediate as a recording")
     _linear_option(walk, "with --checkpoint: ")
+    _cache_option(walk)
     _machine_options(walk)
     walk.set_defaults(run=_walk)
 
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--base", metavar="FILE", help="the recording whose prefill comes before this one")
     check.add_argument("--layers", type=_layer_range, metavar="A-B", help="judge only these layers")
     _linear_option(check)
+    _cache_option(check)
     _machine_options(check)
     check.set_defaults(run=_check)
 
@@ -144,6 +146,12 @@ def _linear_option(command: argparse.ArgumentParser, when: str = "") -> None:
                          "the activation (default: bf16)")  # fmt: skip
 
 
+def _cache_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--cache", choices=("bf16", "packed"), default="bf16",
+                         help="keep cached rows as the values they stand for, or as codes and scales "
+                         "(default: bf16)")  # fmt: skip
+
+
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
@@ -197,10 +205,10 @@ def _check(args: argparse.Namespace) -> int:
     checkpoint = Checkpoint(*(args.weights or [golden("tiny-weights.safetensors")]), cfg=cfg, linear=args.linear)
     recording = Recording(args.recording, args.base)
     with report.progress(_console(stderr=True), f"replaying {recording.path.name}") as update:
-        result = check(recording, cfg, checkpoint.layer, ops, args.index_keys, args.layers, update)
+        result = check(recording, cfg, checkpoint.layer, ops, args.index_keys, args.layers, args.cache, update)
     report.print_picks(ops, console)
-    linears = "fp8 linears, " if args.linear == "fp8" else ""
-    return report.print_check(result, recording, f"{linears}{ops.name}", console)
+    kinds = ("fp8 linears, " if args.linear == "fp8" else "") + ("packed caches, " if args.cache == "packed" else "")
+    return report.print_check(result, recording, f"{kinds}{ops.name}", console)
 
 
 def _roles(args: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 
 from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.formats.packed_rows import COMPRESSED, WINDOW, PackedRows, RowFormat
 from dsv41_numba.ops import Ops
 from dsv41_numba.roles import LayerRole
 from dsv41_numba.weights import AttnV41LayerWeights
@@ -162,7 +163,7 @@ def forward(
     kv = ops.linear(x, w.wkv)  # [T, D]
     kv = keep("kv", ops.kv_rows(kv, w.kv_norm, eps, rope.cos, rope.sin, start_pos, state.window))  # [T, D]
     if call.chunk:
-        ops.ring_write(kv, window_rows, cfg.window)
+        ops.write_rows(kv, window_rows, cfg.window)
     state.window = keep("window", state.window)  # [W, D]
     if not call.chunk:
         window_rows = kv if call.prefill else state.window  # [T, D], or [W, D] with this token's row among them
@@ -171,7 +172,7 @@ def forward(
         compress(call, w, x, index_keys)
     if role.is_index_source:
         select(call, w, x, qr)
-    compress_rows, topk = window_rows[:0], None  # SWA: none
+    compress_rows, topk = new_rows(call, COMPRESSED, 0), None  # SWA: none
     if role.ratio:
         topk = keep("topk", shared.topk.read(role.layer, role.index_source, call.end))  # [T, min(index_topk, G)]
         cache = shared.compress_kv.read(role.layer, role.kv_source, call.end)  # [max_seq // r, D]
@@ -267,11 +268,19 @@ def visible_keys(call: LayerCall) -> Any:
 
 
 def rows_with_ring(call: LayerCall) -> Any:
-    """The rows that a chunk's queries see, [W + T, D] bf16: the ring in front, room for this call's behind it."""
-    ops, W = call.ops, call.cfg.window
-    rows = ops.zeros((W + call.T, call.cfg.head_dim), ops.bf16)
-    ops.ring_write(call.state.window, rows, 0)
+    """The rows that a chunk's queries see, [W + T, D], packed if the ring is: it stands in front, with room for this
+    call's rows behind it."""
+    rows = new_rows(call, WINDOW, call.cfg.window + call.T)
+    call.ops.write_rows(call.state.window, rows, 0)
     return rows
+
+
+def new_rows(call: LayerCall, format: RowFormat, N: int) -> Any:
+    """N rows of zeros, [N, D], packed if the layer's caches are."""
+    ops, D = call.ops, call.cfg.head_dim
+    if isinstance(call.state.window, PackedRows):
+        return PackedRows.new(format, N, D, ops.zeros)
+    return ops.zeros((N, D), ops.bf16)
 
 
 def check_call(

@@ -9,11 +9,11 @@
     kv_state,      ratio                head_dim f32              the same: sums under way are not quantised
     score_state
 
-Every layer has a window; the others belong to the kv sources, the last two to those with ratio >= 2. bf16 is what this
-package allocates for max_seq = N: the quantised values, widened again. Packed is what a cache of codes and scales would
-take: a byte a scale, a byte an e4m3 code, a byte two e2m1 codes. Both hold the same values. The caches that grow with
-the text, `compress_kv` and `index_k`, are shared by the layers, so they are also told as bytes a token. Weights,
-rotation tables and what a call needs for a moment come on top.
+Every layer has a window; the others belong to the kv sources, the last two to those with ratio >= 2. bf16 is what
+cache="bf16" allocates for max_seq = N: the quantised values, widened again. Packed is what cache="packed" does, rows of
+`formats.packed_rows`: a byte a scale, a byte an e4m3 code, a byte two e2m1 codes. Both hold the same values. The caches
+that grow with the text, `compress_kv` and `index_k`, are shared by the layers, so they are also told as bytes a token.
+Weights, rotation tables and what a call needs for a moment come on top.
 """
 
 import argparse
@@ -29,13 +29,12 @@ from rich.console import Console
 from rich.table import Table
 
 from dsv41_numba.config import FLASH, AttnV41Cfg
-from dsv41_numba.ops import quant_fp4, quant_fp8
+from dsv41_numba.formats.packed_rows import COMPRESSED, INDEX_KEY, WINDOW
 from dsv41_numba.roles import LayerRole, roles
 
-BF16_BYTES, F32_BYTES, SCALE_BYTES = 2, 4, 1
-E4M3_IN_BYTE, E2M1_IN_BYTE = 1, 2  # codes
-BF16_COLUMN = "bf16: what this package allocates"
-PACKED_COLUMN = "packed: the stored codes and scales"
+BF16_BYTES, F32_BYTES = 2, 4
+BF16_COLUMN = "bf16: values, --cache bf16"
+PACKED_COLUMN = "packed: codes and scales, --cache packed"
 
 
 @dataclass(frozen=True)
@@ -54,35 +53,27 @@ class Cache:
 
     @property
     def bf16(self) -> int:
-        """Bytes of the array as this package has it."""
+        """Bytes of the array with cache="bf16"."""
         return self.rows * self.row_bf16
 
     @property
     def packed(self) -> int:
-        """Bytes of the same rows as codes and scales."""
+        """Bytes of the array with cache="packed"."""
         return self.rows * self.row_packed
-
-
-def packed_row(dim: int, codes_in_byte: int, block: int) -> int:
-    """Bytes of `dim` codes and one scale for each `block` of them."""
-    return dim // codes_in_byte + dim // block * SCALE_BYTES
 
 
 def caches_of_layer(cfg: AttnV41Cfg, role: LayerRole, tokens: int) -> list[Cache]:
     """The arrays of one layer's state for `tokens` positions, in the order of `AttnV41LayerState`."""
     D, Di, ratio = cfg.head_dim, cfg.index_head_dim, role.ratio
-    window = packed_row(D, E4M3_IN_BYTE, quant_fp8.BLOCK)
-    found = [Cache(role.layer, "window", cfg.window, D * BF16_BYTES, window)]
+    found = [Cache(role.layer, "window", cfg.window, D * BF16_BYTES, WINDOW.row_bytes(D))]
     if not role.is_kv_source:
         return found
     if ratio > 1:
         found += [Cache(role.layer, n, ratio, D * F32_BYTES, D * F32_BYTES) for n in ("kv_state", "score_state")]
-    latent = packed_row(D, E2M1_IN_BYTE, quant_fp4.BLOCK_E4M3)
-    key = packed_row(Di, E2M1_IN_BYTE, quant_fp4.BLOCK_E8M0)
     return [
         *found,
-        Cache(role.layer, "compress_kv", tokens // ratio, D * BF16_BYTES, latent, ratio),
-        Cache(role.layer, "index_k", tokens // ratio, Di * BF16_BYTES, key, ratio),
+        Cache(role.layer, "compress_kv", tokens // ratio, D * BF16_BYTES, COMPRESSED.row_bytes(D), ratio),
+        Cache(role.layer, "index_k", tokens // ratio, Di * BF16_BYTES, INDEX_KEY.row_bytes(Di), ratio),
     ]
 
 
@@ -159,7 +150,7 @@ def print_memory(cfg: AttnV41Cfg, tokens: int, found: list[Cache], console: Cons
     for name, both in totals(found).items():
         table.add_row("", "", "", name, "", "", "", *map(_grouped, both))
     console.print(table)
-    console.print(f"{BF16_COLUMN} (kv_state, score_state: f32); {PACKED_COLUMN}")
+    console.print(f"{BF16_COLUMN}; {PACKED_COLUMN}; kv_state and score_state are f32 in both")
     bf16, packed = token_bytes(found)
     sources = len({cache.layer for cache in found if cache.ratio})
     console.print(

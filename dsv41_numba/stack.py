@@ -59,6 +59,7 @@ class AttnV41:
     ops         the op table: REFERENCE or PLAIN
     index_keys  "released" or "owner", see `layer.forward`
     layers      which layers to run, ascending; all by default. A layer whose source is left out raises ValueError
+    cache       "bf16", or "packed": codes and scales, see `formats.packed_rows`; the outputs have the same bits
     keep_weights  keep each layer's weights on the device after its first use; False loads them anew in every call
     """
 
@@ -70,10 +71,11 @@ class AttnV41:
         index_keys: str = "released",
         layers: Iterable[int] | None = None,
         keep_weights: bool = True,
+        cache: str = "bf16",
     ) -> None:
         if index_keys not in INDEX_KEYS:
             raise ValueError(f"index_keys: expected one of {', '.join(INDEX_KEYS)}, got {index_keys!r}")
-        self.cfg, self.ops, self.index_keys = cfg, ops, index_keys
+        self.cfg, self.ops, self.index_keys, self.cache = cfg, ops, index_keys, cache
         self.layers = tuple(range(cfg.n_layers) if layers is None else layers)
         bad = [layer for layer in self.layers if not 0 <= layer < cfg.n_layers]
         if bad or list(self.layers) != sorted(set(self.layers)):
@@ -90,7 +92,7 @@ class AttnV41:
     def new_sequence(self) -> AttnV41Sequence:
         """Empty caches, position 0."""
         return AttnV41Sequence(
-            {layer: AttnV41LayerState.new(self.cfg, self.roles[layer], self.ops) for layer in self.layers}
+            {layer: AttnV41LayerState.new(self.cfg, self.roles[layer], self.ops, self.cache) for layer in self.layers}
         )
 
     def reset(self) -> None:

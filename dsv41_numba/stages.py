@@ -14,7 +14,10 @@ import numpy as np
 
 from dsv41_numba.config import AttnV41Cfg
 from dsv41_numba.formats.bf16 import as_bf16
+from dsv41_numba.formats.fp8_weight import Fp8Weight
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.ops import PLAIN, REFERENCE, Ops
+from dsv41_numba.ops.quant_fp8 import BLOCK, fp8_quantise_ref
 from dsv41_numba.ops.rope import rope_table
 from dsv41_numba.rules import F32_NOISE, Rule, steps_apart
 
@@ -54,6 +57,11 @@ def _f32(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
+def _fp8_weight(rng: np.random.Generator, N: int, K: int) -> Fp8Weight:
+    codes, _ = fp8_quantise_ref(_bf16(rng, N, K))
+    return Fp8Weight(codes, rng.integers(115, 120, (-(-N // BLOCK), K // BLOCK), np.uint8))
+
+
 def _rope_inputs(c: AttnV41Cfg, T: int, rng: np.random.Generator) -> tuple[Any, ...]:
     cos, sin = rope_table(c, True)
     return _bf16(rng, T, c.n_heads, c.head_dim), cos, sin, 5 % (c.max_seq - T)
@@ -86,6 +94,7 @@ def _attention_inputs(c: AttnV41Cfg, T: int, rng: np.random.Generator) -> tuple[
 
 STAGES = {
     "linear": Stage(ONE_STEP, lambda c, T, r: (_bf16(r, T, c.dim), _bf16(r, c.q_lora_rank, c.dim))),
+    "linear_fp8": Stage(ONE_STEP, lambda c, T, r: (_bf16(r, T, c.dim), _fp8_weight(r, c.q_lora_rank, c.dim))),
     "linear_f32": Stage(NOISE, lambda c, T, r: (_bf16(r, T, c.dim), _f32(r, c.head_dim, c.dim))),
     "rmsnorm": Stage(ONE_STEP, lambda c, T, r: (_bf16(r, T, c.q_lora_rank), _f32(r, c.q_lora_rank), c.norm_eps)),
     "rmsnorm_f32": Stage(ONE_STEP, lambda c, T, r: (_f32(r, T, c.head_dim), _f32(r, c.head_dim), c.norm_eps)),
@@ -111,6 +120,16 @@ STAGES = {
 }
 
 
+def placed(ops: Ops, argument: Any) -> Any:
+    """A copy of an argument where an op table finds it."""
+    if isinstance(argument, PackedRows):
+        return argument.planes(lambda plane: ops.to_device(plane.copy()))
+    if isinstance(argument, Fp8Weight):
+        codes, scale = (ops.to_device(array.copy()) for array in (argument.codes, argument.scale))
+        return Fp8Weight(codes, scale, argument.block)
+    return ops.to_device(argument.copy()) if isinstance(argument, np.ndarray) else argument
+
+
 def contract(name: str, ops: Ops = PLAIN) -> str:
     """The docstring of the file that a stage of an op table is written in."""
     return inspect.cleandoc(sys.modules[getattr(ops, name).__module__].__doc__ or "")
@@ -134,6 +153,6 @@ def run_stage(name: str, cfg: AttnV41Cfg, T: int, seed: int, ops: Ops = PLAIN) -
 
 
 def _output(ops: Ops, name: str, stage: Stage, inputs: tuple[Any, ...]) -> np.ndarray:
-    arguments = [ops.to_device(a.copy()) if isinstance(a, np.ndarray) else a for a in inputs]
+    arguments = [placed(ops, argument) for argument in inputs]
     result = getattr(ops, name)(*arguments)
     return ops.to_host(arguments[stage.in_place] if stage.in_place is not None else result)

@@ -5,17 +5,19 @@
     model.prefill(x, chunk=2048)
     save_state(model, "prompt.safetensors")
     ...
-    load_state(model, "prompt.safetensors")         # the same geometry, layers and index keys; any op table
+    load_state(model, "prompt.safetensors")         # the same geometry, layers, index keys and cache; any op table
     outs = model.decode(x_next)                     # the bits of a model that never stopped
 
 A safetensors file (`tensors.write_tensors`: whole or not at all) with tensors `L{layer:02d}.{array}` and, as metadata,
-format, version, geometry, index_keys, layers, position and the slot of the index keys. Of an array only the filled rows
-are stored, and no tensor where there are none; the others still are as `AttnV41LayerState.new` made them, and come back
-so::
+format, version, geometry, index_keys, cache, layers, position and the slot of the index keys. Of an array only the
+filled rows are stored, and no tensor where there are none; the others still are as `AttnV41LayerState.new` made them,
+and come back so::
 
     window                  bf16   the first min(position, window) slots
     compress_kv, index_k    bf16   the first position // ratio rows, kv sources
     kv_state, score_state   f32    the first position % ratio slots, kv sources with ratio >= 2
+
+With cache="packed" the three in bf16 are two each, bytes of `formats.packed_rows`: `window.codes`, `window.scales`, ...
 
 Of the shared slots, only the index keys are ever read in a later call than the one that published them: as released, by
 a decode step that completes no group (`layer.visible_keys`). So the file says whose they were and where that call
@@ -31,13 +33,14 @@ import numpy as np
 
 from dsv41_numba.caches import AttnV41LayerState
 from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.ops import REFERENCE
 from dsv41_numba.roles import LayerRole
 from dsv41_numba.stack import AttnV41, AttnV41Sequence
 from dsv41_numba.tensors import RawTensor, TensorFile, WeightsError, open_tensors, write_tensors
 
 FORMAT = "dsv41_numba state"
-VERSION = 1
+VERSION = 2  # 1 had no packed caches
 # A cache's length does not change what is in it, nor do the blocks of a checkpoint's fp8 scales: both may differ
 MAY_DIFFER = ("max_seq", "weight_block")
 SHOWN_CHARACTERS = 200  # of what a foreign file says
@@ -65,7 +68,7 @@ def filled_rows(cfg: AttnV41Cfg, role: LayerRole, position: int) -> dict[str, in
 def save_state(model: AttnV41, path: str | pathlib.Path, sequence: AttnV41Sequence | None = None) -> None:
     """Write a sequence of the model, its own if none is given. A file that was there is replaced, or stays as it is.
 
-    The filled rows are copied to the host first: for the released geometry 3.4 GB at a million tokens.
+    The filled rows are copied to the host first: for the released geometry what `dsv41 memory` says.
     Raises ValueError for a sequence that stands inside a call (a walk that was left half way) or is of another model;
     OSError when the file cannot be written. A process that is killed leaves the old file or the new one, and perhaps
     its unfinished one, whose name begins with a dot.
@@ -75,13 +78,14 @@ def save_state(model: AttnV41, path: str | pathlib.Path, sequence: AttnV41Sequen
     tensors = {}
     for layer, state in sequence.states.items():
         for name, rows in filled_rows(model.cfg, model.roles[layer], sequence.position).items():
-            key = _key(layer, name)
-            tensors[key] = RawTensor.of(key, model.ops.to_host(getattr(state, name)[:rows]))
+            for key, array in _stored(layer, name, getattr(state, name)[:rows]).items():
+                tensors[key] = RawTensor.of(key, model.ops.to_host(array))
     keys = sequence.shared.index_k
     metadata = {
         "version": VERSION,
         "geometry": dataclasses.asdict(model.cfg),
         "index_keys": model.index_keys,
+        "cache": model.cache,
         "layers": model.layers,
         "position": sequence.position,
         "index_k_slot": None if keys.value is None else {"layer": keys.layer, "end": keys.end},
@@ -102,8 +106,8 @@ def load_sequence(model: AttnV41, path: str | pathlib.Path) -> AttnV41Sequence:
     """A file's sequence, in arrays of the model's op table; the model itself is not touched.
 
     Raises StateError (a ValueError) naming the file, what is wrong with it, expected and got: it is truncated or no
-    state, of another version, another geometry (`max_seq` may differ if the position fits), other index keys or layers,
-    or its tensors are not those that such a state has. OSError when it cannot be opened.
+    state, of another version, another geometry (`max_seq` may differ if the position fits), other index keys, cache or
+    layers, or its tensors are not those that such a state has. OSError when it cannot be opened.
     """
     path = pathlib.Path(path)
     try:
@@ -123,12 +127,14 @@ def _check_sequence(model: AttnV41, sequence: AttnV41Sequence) -> None:
                 f"sequence: expected every layer at position {sequence.position}, between two calls, got layer {layer} "
                 f"at {state.next_pos}"
             )
-        empty = AttnV41LayerState.new(model.cfg, model.roles[layer], REFERENCE)
+        empty = AttnV41LayerState.new(model.cfg, model.roles[layer], REFERENCE, model.cache)
         for name in filled_rows(model.cfg, model.roles[layer], sequence.position):
-            shape, got = getattr(empty, name).shape, getattr(state, name)
-            if got is None or tuple(got.shape) != shape:
+            like, got = getattr(empty, name), getattr(state, name)
+            if got is None or tuple(got.shape) != like.shape:
                 found = "none" if got is None else list(got.shape)
-                raise ValueError(f"sequence: layer {layer}: {name}: expected shape {list(shape)}, got {found}")
+                raise ValueError(f"sequence: layer {layer}: {name}: expected shape {list(like.shape)}, got {found}")
+            if isinstance(got, PackedRows) != isinstance(like, PackedRows):
+                raise ValueError(f"sequence: layer {layer}: {name}: expected a {model.cache} cache, got the other kind")
     keys = sequence.shared.index_k
     if keys.value is not None and not any(
         layer == keys.layer and state.index_k is keys.value for layer, state in sequence.states.items()
@@ -136,9 +142,12 @@ def _check_sequence(model: AttnV41, sequence: AttnV41Sequence) -> None:
         raise ValueError(f"sequence: expected index keys that are the cache of layer {keys.layer}, got others")
 
 
-def _key(layer: int, name: str) -> str:
-    """A tensor's name, as in a recording."""
-    return f"L{layer:02d}.{name}"
+def _stored(layer: int, name: str, array: Any) -> dict[str, Any]:
+    """Tensor name -> array, of one array of a layer: itself, or the codes and scales of packed rows."""
+    key = f"L{layer:02d}.{name}"
+    return (
+        {f"{key}.codes": array.codes, f"{key}.scales": array.scales} if isinstance(array, PackedRows) else {key: array}
+    )
 
 
 def _read(model: AttnV41, file: TensorFile) -> AttnV41Sequence:
@@ -146,17 +155,18 @@ def _read(model: AttnV41, file: TensorFile) -> AttnV41Sequence:
     cfg, position = model.cfg, _check_metadata(model, file)
     slot = _index_k_slot(model, file, position)
     rows = {layer: filled_rows(cfg, model.roles[layer], position) for layer in model.layers}
-    expected = {_key(layer, name) for layer in model.layers for name in rows[layer]}
-    for name in sorted(expected ^ set(file)):
+    expected: dict[str, np.ndarray] = {}
+    for layer in model.layers:
+        empty = AttnV41LayerState.new(cfg, model.roles[layer], REFERENCE, model.cache)
+        for name, n in rows[layer].items():
+            expected |= _stored(layer, name, getattr(empty, name)[:n])
+    for name in sorted(set(expected) ^ set(file)):
         wanted, found = ("one", "none") if name in expected else ("none", "one")
         raise StateError(file.path, repr(name), f"{wanted} in a state of position {position}", found)
-    for layer in model.layers:
-        empty = AttnV41LayerState.new(cfg, model.roles[layer], REFERENCE)
-        for name, n in rows[layer].items():
-            like, got = getattr(empty, name), file[_key(layer, name)]
-            wanted = f"{RawTensor.of(name, like[:0]).dtype} {[n, *like.shape[1:]]}"
-            if f"{got.dtype} {list(got.shape)}" != wanted:
-                raise StateError(file.path, _key(layer, name), wanted, f"{got.dtype} {list(got.shape)}")
+    for name, like in expected.items():
+        got, wanted = file[name], f"{RawTensor.of(name, like[:0]).dtype} {list(like.shape)}"
+        if f"{got.dtype} {list(got.shape)}" != wanted:
+            raise StateError(file.path, name, wanted, f"{got.dtype} {list(got.shape)}")
     sequence = AttnV41Sequence(
         {layer: _state(model, layer, file, rows[layer], position) for layer in model.layers}, position=position
     )
@@ -168,12 +178,15 @@ def _read(model: AttnV41, file: TensorFile) -> AttnV41Sequence:
 
 def _state(model: AttnV41, layer: int, file: TensorFile, rows: dict[str, int], position: int) -> AttnV41LayerState:
     """A layer's caches: empty ones on the host, their first rows from the file, then handed to the op table."""
-    state = AttnV41LayerState.new(model.cfg, model.roles[layer], REFERENCE)
+    state = AttnV41LayerState.new(model.cfg, model.roles[layer], REFERENCE, model.cache)
     for name, n in rows.items():
-        getattr(state, name)[:n] = file[_key(layer, name)].array()
+        for key, array in _stored(layer, name, getattr(state, name)).items():
+            array[:n] = file[key].array()
     for field in dataclasses.fields(state):
         array = getattr(state, field.name)
-        if isinstance(array, np.ndarray):
+        if isinstance(array, PackedRows):
+            setattr(state, field.name, array.planes(model.ops.to_device))
+        elif isinstance(array, np.ndarray):
             setattr(state, field.name, model.ops.to_device(array))
     state.next_pos = position
     return state
@@ -196,6 +209,7 @@ def _check_metadata(model: AttnV41, file: TensorFile) -> int:
         if name not in MAY_DIFFER:
             check(f"geometry: {name}", value, geometry[name])
     check("index_keys", model.index_keys, _value(file, "index_keys"))
+    check("cache", model.cache, _value(file, "cache"))
     check("layers", _plain(model.layers), _value(file, "layers"))
     position = _value(file, "position")
     if type(position) is not int or not 0 <= position <= model.cfg.max_seq:

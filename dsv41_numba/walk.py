@@ -66,7 +66,8 @@ def walk_tiny(args: argparse.Namespace, out: Console, err: Console) -> int:
     )
     _check_selection(args, cfg, range(cfg.n_layers), recording.steps)
     ops = op_table(args.ops)
-    model = AttnV41(cfg, Checkpoint(golden("tiny-weights.safetensors"), cfg=cfg).layer, ops, args.index_keys)
+    checkpoint = Checkpoint(golden("tiny-weights.safetensors"), cfg=cfg)
+    model = AttnV41(cfg, checkpoint.layer, ops, args.index_keys, cache=args.cache)
     judge, tour = Alone(recording, model, model.layers), Tour(args, ops, out)
     begin = time.perf_counter()
     calls = len(recording.steps) * cfg.n_layers
@@ -131,7 +132,7 @@ def walk_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int
     steps = ("p", *(f"d{i}" for i in range(args.decode)))
     layers = tuple(args.layers or range(cfg.n_layers))
     _check_selection(args, cfg, layers, steps)
-    model = AttnV41(cfg, checkpoint.layer, ops, args.index_keys, layers, keep_weights=args.decode > 0)
+    model = AttnV41(cfg, checkpoint.layer, ops, args.index_keys, layers, args.decode > 0, args.cache)
     tour, recorder = Tour(args, ops, out), Recorder()
     with report.progress(err, f"{len(layers)} layers on the {_machine(ops)}") as update:
         for done, (name, step) in enumerate(_random_walk(model, steps, tokens, args.seed), 1):
@@ -193,6 +194,7 @@ def _machine(ops: Ops) -> str:
 def _title(ops: Ops, args: argparse.Namespace, steps: Iterable[str]) -> str:
     what = "tiny checkpoint, scenario A" if args.checkpoint is None else str(args.checkpoint)
     what += ", fp8 linears" if args.linear == "fp8" else ""
+    what += ", packed caches" if args.cache == "packed" else ""
     steps = tuple(steps)
     span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     return f"{what}, {ops.name} ops on the {_machine(ops)}, {span}"

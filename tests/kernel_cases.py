@@ -18,7 +18,9 @@ from dsv41_numba import formats, ops
 from dsv41_numba.formats.bf16 import f32_to_bf16
 from dsv41_numba.formats.fp8_weight import Fp8Weight
 from dsv41_numba.ops import PLAIN
-from dsv41_numba.ops.linear_fp8 import fp8_quantise, linear_of_codes
+from dsv41_numba.ops.linear_fp8 import linear_of_codes
+from dsv41_numba.ops.quant_fp4 import fp4_quantise_e4m3, fp4_quantise_e8m0
+from dsv41_numba.ops.quant_fp8 import fp8_quantise
 from dsv41_numba.runtime import backend
 
 Rng = np.random.Generator
@@ -104,6 +106,13 @@ def call_linear_fp8(rng: Rng, M: int, N: int, K: int) -> None:
     linear_of_codes(codes[0], scales[0], Fp8Weight(codes[1], scales[1]))
 
 
+def pairs(rng: Rng, *shape: int) -> np.ndarray:
+    """As `bf16`, the first of two never negative: two codes of -6 would be the byte that outputs start as."""
+    bits = bf16(rng, *shape)
+    bits[..., 0::2] &= 0x7FFF
+    return bits
+
+
 CASES: dict[str, Case] = {
     "linear_kernel": Case(
         lambda r: PLAIN.linear(bf16(r, 17, 33), bf16(r, 31, 33)),
@@ -155,6 +164,16 @@ CASES: dict[str, Case] = {
         lambda r: PLAIN.fp4_round_trip_e4m3(bf16(r, 65, 16)),
         ("y",),
         small=lambda r: PLAIN.fp4_round_trip_e4m3(bf16(r, 33, 16)),
+    ),
+    "fp4_quantise_e8m0_kernel": Case(
+        lambda r: fp4_quantise_e8m0(pairs(r, 33, 32)),
+        ("codes", "scale"),
+        small=lambda r: fp4_quantise_e8m0(pairs(r, 17, 32)),
+    ),
+    "fp4_quantise_e4m3_kernel": Case(
+        lambda r: fp4_quantise_e4m3(pairs(r, 65, 16)),
+        ("codes", "scale"),
+        small=lambda r: fp4_quantise_e4m3(pairs(r, 33, 16)),
     ),
     "pool_kernel": Case(call_pool, ("pooled",)),
     "store_partial_kernel": Case(call_store_partial, ("kv_state", "score_state"), in_place=True),

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dsv41_numba import bench
 from dsv41_numba.bench import ladder, measure, timing
-from dsv41_numba.bench.cases import CONTEXTS, PREFILLS, fused_cases, op_cases, position, random_selection
+from dsv41_numba.bench.cases import CONTEXTS, PREFILLS, fused_cases, op_cases, position, random_selection, stored_cases
 from dsv41_numba.bench.ceilings import Ceilings
 from dsv41_numba.bench.inputs import Draw, noise_bf16_kernel, noise_f32_kernel
 from dsv41_numba.bench.layers import BenchLayer, layer_cases
@@ -41,7 +41,7 @@ from dsv41_numba.formats.bf16 import bf16_to_f32
 from dsv41_numba.ops import PLAIN
 from dsv41_numba.roles import roles
 from dsv41_numba.runtime import backend
-from dsv41_numba.stages import STAGES
+from dsv41_numba.stages import STAGES, placed
 from dsv41_numba.tuned import TUNED, cluster_launch, recorded
 from dsv41_numba.tuned.recorded import recorded_launches
 from ptx import CAPABILITIES, ptx_of
@@ -120,7 +120,7 @@ def test_bench_does_not_time_what_is_wrong(monkeypatch):
 def test_bench_verifies_every_stage_and_finds_a_wrong_one(rng):
     assert SAMPLES.keys() | {"store_partial"} == STAGES.keys()
     for name, stage in STAGES.items():
-        arguments = tuple(PLAIN.to_device(a) if isinstance(a, np.ndarray) else a for a in stage.inputs(TINY, 7, rng))
+        arguments = tuple(placed(PLAIN, argument) for argument in stage.inputs(TINY, 7, rng))
         before = to_verify(name, arguments)
         result = getattr(PLAIN, name)(*arguments)
         verdict = verify(name, arguments, result, before)
@@ -144,6 +144,47 @@ def test_bench_verifies_every_op_call_of_every_layer():
         assert {"linear", "rmsnorm", "rope", "fp8_round_trip", "ring_write", "sparse_attention"} <= called
         assert ("index_score" in called) == case.role.is_index_source
         assert ("pool" in called) == (case.op == "layer FULL ratio 2")
+
+
+@pytest.mark.parametrize("ops", [PLAIN, TUNED], ids=lambda ops: ops.name)
+def test_bench_verifies_layers_with_packed_caches_and_finds_a_wrong_one(ops):
+    for case in layer_cases(TINY, (9,), (32,), "packed"):
+        verdicts: list[Verdict] = []
+        BenchLayer(TINY, case).call(checked(ops, verdicts.append))
+        called = {verdict.stage for verdict in verdicts}
+        assert all(verdict.ok for verdict in verdicts) and case.op.endswith(" packed")
+        assert ({"pack_rows", "ring_write"} if ops is PLAIN else {"kv_rows"}) <= called
+        assert "fp8_round_trip" not in called
+
+    def flipped(stage, *arguments):
+        rows = getattr(ops, stage)(*arguments)
+        rows.codes.reshape(-1)[-1] ^= 1
+        return rows
+
+    for stage in ("pack_rows",) if ops is PLAIN else ("kv_rows", "latent_rows"):
+        verdicts.clear()
+        wrong = dataclasses.replace(ops, **{stage: functools.partial(flipped, stage)})
+        if backend.current().name == "emulator":  # device arrays of a GPU are not changed like this
+            BenchLayer(TINY, layer_cases(TINY, (9,), (), "packed")[1]).call(checked(wrong, verdicts.append))
+            assert stage in {verdict.stage for verdict in verdicts if not verdict.ok}
+
+
+def test_bench_verifies_what_reads_codes_by_what_they_stand_for():
+    cases = {(case.op, case.name): case for case in stored_cases(TINY, (9,), (32,))}
+    assert {op for op, _ in cases} == set(ladder.TUNED_OPS[-4:])
+    plain = {(case.op, case.name): case for case in op_cases(TINY, (9,), (32,))}
+    for (op, name), case in cases.items():
+        arguments = case.arguments(Draw(5))
+        result = getattr(PLAIN, case.stage)(*arguments)
+        verdict = verify(case.stage, arguments, result)
+        assert verdict.ok and verdict.elements > 0, (op, name, verdict)
+        in_bf16 = plain[op.removesuffix(" packed").replace("_fp8", ""), name]
+        assert case.bytes < in_bf16.bytes and case.flops == in_bf16.flops
+        stored = arguments[2 if op == "index_score packed" else 1]  # other codes under the same scales
+        codes = PLAIN.to_host(stored.codes) ^ 0x80  # the sign of each, or of every second
+        other = dataclasses.replace(stored, codes=PLAIN.to_device(codes))
+        others = tuple(other if argument is stored else argument for argument in arguments)
+        assert not verify(case.stage, others, result).ok
 
 
 def test_bench_verifies_the_fused_stages_of_a_tuned_layer_and_finds_a_wrong_one():
@@ -223,7 +264,7 @@ def test_bench_floors_are_those_of_the_design():
 
 
 def test_bench_counts_no_more_bytes_than_the_arrays_have():
-    for case in op_cases(TINY, (16,), (32,)):
+    for case in op_cases(TINY, (16,), (32,)) + stored_cases(TINY, (16,), (32,)):
         arguments = case.arguments(Draw(3))
         result = getattr(PLAIN, case.stage)(*arguments)
         arrays = sum(measure.array_bytes(a) for a in (*arguments, result))
@@ -424,6 +465,13 @@ def test_bench_measures_the_tuned_linears_beside_the_plain_ones(monkeypatch):
         for op in ladder.COMPARED:
             assert [case for name, case in names if name == op] == [c for c in calls for _ in range(1 + has)]
         assert names.count(("ladder", "8192")) == has
+        for op in ladder.TUNED_OPS[-4:]:
+            assert names.count((op, "prefill 2048")) == 1 + has
+        longest = "decode 131072" if quick else "decode 1048575"
+        assert names.count(("layer FULL ratio 1 packed", longest)) == has
+        assert names.count(("layer FULL ratio 1", longest)) == 1 + has
+        stacks = [case for name, case in names if name == "stack"]
+        assert len(stacks) == has * (3 if quick else 4) and stacks.count("decode 131072") == has * (1 + quick)
         assert names.count(("layer REUSE", "prefill 2048")) == names.count(("layer SWA", "decode 131072")) == 1 + has
 
 

@@ -69,6 +69,17 @@ def test_a_malformed_option_is_refused_by_the_parser(capsys, option, text):
     assert f"argument {option}: expected" in capsys.readouterr().err
 
 
+def test_walk_and_check_take_packed_caches(capsys, golden, tmp_path):
+    file = tmp_path / "walk.safetensors"
+    code, out, _ = run(capsys, "walk", "--cache", "packed", "--step", "p", "--record", file)
+    assert code == 0 and "scenario A, packed caches, plain ops" in out and "ok: 40 layer calls" in out
+    recorded, official = Recording(file), Recording(golden / "tiny-A.safetensors")
+    for name in ("kv", "window", "index_k", "latent_q"):  # what packed rows stand for
+        assert np.array_equal(recorded.get(2, "p", name), official.get(2, "p", name))
+    code, out, _ = run(capsys, "check", golden / "tiny-B.safetensors", "--cache", "packed", "--layers", "20-21")
+    assert code == 0 and "tiny-B.safetensors, packed caches, plain ops" in out
+
+
 def test_stage_prints_its_contract_and_the_comparison(capsys):
     code, out, _ = run(capsys, "stage", "rope", "--tokens", "3")
     assert code == 0

@@ -99,6 +99,7 @@ def test_make_checkpoint_walks_without_naming_layers(tmp_path):
         ops="reference",
         index_keys="released",
         linear="bf16",
+        cache="bf16",
         **unset,
     )
     assert walk_checkpoint(walk, out, Console(file=io.StringIO())) == 0

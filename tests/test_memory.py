@@ -7,10 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dsv41_numba.caches import AttnV41LayerState
+from dsv41_numba.caches import CACHES, AttnV41LayerState
 from dsv41_numba.cli import main
 from dsv41_numba.config import FLASH, TINY
 from dsv41_numba.formats.e2m1 import e2m1_to_packed
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.memory import as_json, caches, caches_of_layer, token_bytes, totals
 from dsv41_numba.numbers import numbers
 from dsv41_numba.ops import REFERENCE
@@ -32,23 +33,25 @@ MIB = 1 << 20
 
 def bytes_of(state):
     """The arrays of a state: name -> (rows, bytes of a row)."""
+
+    def row_bytes(array):
+        planes = (array.codes, array.scales) if isinstance(array, PackedRows) else (array,)
+        return sum(plane.dtype.itemsize * int(np.prod(plane.shape[1:])) for plane in planes)
+
     arrays = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {
-        name: (array.shape[0], array.dtype.itemsize * int(np.prod(array.shape[1:])))
-        for name, array in arrays.items()
-        if hasattr(array, "shape")
-    }
+    return {name: (array.shape[0], row_bytes(array)) for name, array in arrays.items() if hasattr(array, "shape")}
 
 
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_memory_bf16_is_what_a_state_allocates(name):
+def test_memory_is_what_a_state_allocates(name, kind):
     cfg = CONFIGS[name]
     for tokens in sorted({1, 2, 3, cfg.max_seq // 2, cfg.max_seq - 1, cfg.max_seq}):
         shorter = dataclasses.replace(cfg, max_seq=tokens)
         for role in roles(cfg):
-            state, found = AttnV41LayerState.new(shorter, role, REFERENCE), caches_of_layer(cfg, role, tokens)
-            assert {cache.name: (cache.rows, cache.row_bf16) for cache in found} == bytes_of(state)
-            assert sum(cache.bf16 for cache in found) == state.nbytes()
+            state, found = AttnV41LayerState.new(shorter, role, REFERENCE, kind), caches_of_layer(cfg, role, tokens)
+            assert {cache.name: (cache.rows, getattr(cache, f"row_{kind}")) for cache in found} == bytes_of(state)
+            assert sum(getattr(cache, kind) for cache in found) == state.nbytes()
 
 
 @pytest.mark.parametrize("tokens", [1, 4097, FLASH.max_seq])
@@ -134,7 +137,7 @@ def test_memory_command_prints_every_cache_and_the_totals(capsys):
         assert [name, *(f"{n:,}" for n in both)] in lines
     assert lines.count(["index_k", "524,288", "256", "68", "134,217,728", "35,651,584"]) == 3
     assert "1,048,576 tokens" in out
-    assert "bf16: what this package allocates" in out and "packed: the stored codes and scales" in out
+    assert "bf16: values, --cache bf16" in out and "packed: codes and scales, --cache packed" in out
     assert "index keys of 4 layers: 3,200 bytes a token in bf16, 890 packed" in out
 
 
@@ -146,8 +149,8 @@ def test_memory_command_of_another_config_and_length(capsys, golden, tmp_path):
     assert code == 0 and told == json.loads(json.dumps(as_json(TINY, 21, found)))
     assert told["tokens"] == 21 and told["shared_bytes_per_token"] == {"bf16": 480, "packed": 132.5}
     assert told["columns"] == {
-        "bf16": "bf16: what this package allocates",
-        "packed": "packed: the stored codes and scales",
+        "bf16": "bf16: values, --cache bf16",
+        "packed": "packed: codes and scales, --cache packed",
     }
     assert [one["bf16"] for one in told["caches"]] == [cache.bf16 for cache in found]
     assert sum(one["packed"] for one in told["caches"]) == told["totals"]["all"]["packed"]
@@ -173,22 +176,33 @@ def test_memory_command_refuses_bad_input_in_one_line(capsys, argv, message):
     assert err.startswith("dsv41 memory: ") and message in err
 
 
+def array_bytes(state):
+    """The bytes of every array that a state has asked for."""
+    arrays = [getattr(state, field.name) for field in dataclasses.fields(state)]
+    planes = [p for a in arrays for p in ((a.codes, a.scales) if isinstance(a, PackedRows) else (a,))]
+    return [plane.nbytes for plane in planes if hasattr(plane, "nbytes")]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(MACHINE.name != "gpu", reason=f"the allocator of a GPU is asked: {MACHINE.reason}")
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("tokens", [65_536, 1_000_003, FLASH.max_seq])
-def test_memory_bf16_is_what_the_allocator_reports(tokens):
+def test_memory_is_what_the_allocator_reports(tokens, kind):
     """Before and after a new sequence. The driver hands out pages of 2 MiB: one array of its own wastes less than one,
     and small arrays lie together in pages of which some may have been there before."""
     from dsv41_numba.tuned import TUNED
 
-    model = AttnV41(dataclasses.replace(FLASH, max_seq=tokens), lambda layer: None, TUNED)  # its weights are not asked
-    found = caches(FLASH, tokens)
-    expected, pages = totals(found)["all"][0], 2 * MIB
+    cfg = dataclasses.replace(FLASH, max_seq=tokens)
+    model = AttnV41(cfg, lambda layer: None, TUNED, cache=kind)  # its weights are not asked for
+    # packed rows are two arrays: codes and scales
+    arrays = [n for state in model.states.values() for n in array_bytes(state)]
+    expected, pages = totals(caches(FLASH, tokens))["all"][CACHES.index(kind)], 2 * MIB
+    assert sum(arrays) == expected
     before = used_bytes()
     sequence = model.new_sequence()
     measured = used_bytes() - before
     assert sum(state.nbytes() for state in sequence.states.values()) == expected
-    large = sum(cache.bf16 >= pages for cache in found)
-    small = sum(cache.bf16 for cache in found if cache.bf16 < pages)
+    large = sum(n >= pages for n in arrays)
+    small = sum(n for n in arrays if n < pages)
     print(f"{tokens} tokens: {measured} bytes measured, {expected} by the formula, {measured - expected:+}")
     assert expected - small - pages <= measured <= expected + (large + 1) * pages + small

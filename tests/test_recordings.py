@@ -42,16 +42,16 @@ STAGE_TESTS = {
 }
 
 
-def replay(golden, name, weights, index_keys, ops, linear="bf16"):
+def replay(golden, name, weights, index_keys, ops, linear="bf16", cache="bf16"):
     recording = Recording(golden / f"{name}.safetensors")
     checkpoint = Checkpoint(*(golden / f"{file}.safetensors" for file in weights), cfg=TINY, linear=linear)
-    return recording, check(recording, TINY, checkpoint.layer, ops, index_keys)
+    return recording, check(recording, TINY, checkpoint.layer, ops, index_keys, cache=cache)
 
 
-@pytest.mark.parametrize("ops", [REFERENCE, PLAIN], ids=lambda ops: ops.name)
+@pytest.mark.parametrize(("ops", "cache"), [(REFERENCE, "bf16"), (PLAIN, "bf16"), (PLAIN, "packed")])
 @pytest.mark.parametrize(("name", "weights", "index_keys", "linear"), RECORDINGS)
-def test_recordings_replay_alone_and_chained(golden, name, weights, index_keys, linear, ops):
-    recording, report = replay(golden, name, weights, index_keys, ops, linear)
+def test_recordings_replay_alone_and_chained(golden, name, weights, index_keys, linear, ops, cache):
+    recording, report = replay(golden, name, weights, index_keys, ops, linear, cache)
     assert [f"{judgement}: {mismatch}" for judgement, mismatch in report.mismatches()] == []
     assert report.skipped_layers == ()
     recorded = {stage for names in recording.captured.values() for stage in names} - {"x", "o_f32"}

@@ -19,6 +19,7 @@ import pytest
 
 from dsv41_numba import tensors
 from dsv41_numba.compare import relative_l2, same_bits
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.ops import REFERENCE, table
 from dsv41_numba.stack import AttnV41
 from dsv41_numba.state_file import FORMAT, StateError, filled_rows, load_sequence, load_state, save_state
@@ -28,28 +29,35 @@ from geometries import GEOMETRIES, SMALL, geometry, random_x
 
 TABLES = ["reference", "plain"] + (["tuned"] if importlib.util.find_spec("numba_cuda") else [])
 every_table = pytest.mark.parametrize("ops", TABLES)
+both_caches = pytest.mark.parametrize("cache", ["bf16", "packed"])
 both_ways = pytest.mark.parametrize("index_keys", ["released", "owner"])
 ARRAYS = ("window", "kv_state", "score_state", "compress_kv", "index_k")
 LIMIT = 1e-3  # relative L2 between the tables: the check's
 LARGE = geometry((1,), (0,), (0,), None, max_seq=1 << 14)  # a state that takes a while to write
 
 
-def model_of(cfg, ops="reference", index_keys="released", layers=None):
-    return AttnV41(cfg, lambda layer: random_weights(cfg, layer), table(ops), index_keys, layers)
+def model_of(cfg, ops="reference", index_keys="released", layers=None, cache="bf16"):
+    return AttnV41(cfg, lambda layer: random_weights(cfg, layer), table(ops), index_keys, layers, cache=cache)
 
 
 def same(outs, others):
     return list(outs) == list(others) and all(same_bits(outs[layer], others[layer]) for layer in outs)
 
 
+def planes(array):
+    """The arrays that an array of a state is made of."""
+    return {".codes": array.codes, ".scales": array.scales} if isinstance(array, PackedRows) else {"": array}
+
+
 def contents(model, sequence=None):
     """Every array of a sequence on the host, copied, and whose keys lie in the slot."""
     sequence = sequence or model.sequence
     arrays = {
-        (layer, name): np.array(model.ops.to_host(getattr(state, name)))
+        (layer, name + plane): np.array(model.ops.to_host(array))
         for layer, state in sequence.states.items()
         for name in ARRAYS
         if getattr(state, name) is not None
+        for plane, array in planes(getattr(state, name)).items()
     }
     keys = sequence.shared.index_k
     return arrays, (keys.layer, keys.end), sequence.position, [state.next_pos for state in sequence.states.values()]
@@ -61,13 +69,14 @@ def same_contents(one, other):
 
 @every_table
 @both_ways
+@both_caches
 @pytest.mark.parametrize(
     ("cfg", "cuts"), [(SMALL, (1, 2, 7, 8, 16, 19)), (GEOMETRIES["odd"], (3, 14))], ids=["small", "odd"]
 )
-def test_state_resumed_decode_has_the_bits_of_uninterrupted_decode(rng, tmp_path, ops, index_keys, cfg, cuts):
+def test_state_resumed_decode_has_the_bits_of_uninterrupted_decode(rng, tmp_path, ops, index_keys, cache, cfg, cuts):
     """After one token, before and after the ring wraps, with a group complete or not; steps, then a chunk."""
     path = tmp_path / "state.safetensors"
-    model, resumed = (model_of(cfg, ops, index_keys) for _ in range(2))
+    model, resumed = (model_of(cfg, ops, index_keys, cache=cache) for _ in range(2))
     for cut in cuts:
         x = random_x(rng, cfg, cut + 8)
         model.prefill(x[:, :cut])
@@ -96,17 +105,21 @@ def test_state_of_an_unfinished_prefill_goes_on(rng, tmp_path, ops):
     assert same({layer: np.concatenate([out[layer] for out in outs]) for layer in whole}, whole)
 
 
+@both_caches
 @pytest.mark.parametrize(("writer", "reader"), list(itertools.permutations(TABLES, 2)))
-def test_state_saved_by_one_table_loads_in_another(rng, tmp_path, writer, reader):
-    x, one, other = random_x(rng, SMALL, 18), model_of(SMALL, writer), model_of(SMALL, reader)
+def test_state_saved_by_one_table_loads_in_another(rng, tmp_path, writer, reader, cache):
+    x, one, other = random_x(rng, SMALL, 18), *(model_of(SMALL, ops, cache=cache) for ops in (writer, reader))
     one.prefill(x[:, :16])
     save_state(one, tmp_path / "one")
     load_state(other, tmp_path / "one")
     save_state(other, tmp_path / "other")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     assert same_contents(contents(one), contents(other))
-    arrays = [(state.window.dtype, state.window.shape) for state in other.states.values()]
-    assert arrays == [(state.window.dtype, state.window.shape) for state in other.new_sequence().states.values()]
+
+    def kinds(states):
+        return [(a.dtype, a.shape) for state in states.values() for a in planes(state.window).values()]
+
+    assert kinds(other.states) == kinds(other.new_sequence().states)
     for position in (16, 17):
         outs, expected = (model.decode(x[:, position : position + 1]) for model in (other, one))
         assert max(relative_l2(outs[layer], expected[layer]) for layer in outs) <= LIMIT
@@ -133,9 +146,10 @@ def test_state_remembers_whose_keys_were_published_last(rng, tmp_path, ops):
         model.decode(x[:, 16:])
 
 
+@both_caches
 @pytest.mark.parametrize("position", [0, 1, 7, 8, 17])
-def test_state_holds_the_filled_rows_and_no_others(rng, tmp_path, position):
-    model = model_of(SMALL)
+def test_state_holds_the_filled_rows_and_no_others(rng, tmp_path, position, cache):
+    model = model_of(SMALL, cache=cache)
     if position:
         model.prefill(random_x(rng, SMALL, position))
     save_state(model, tmp_path / "state")
@@ -145,9 +159,13 @@ def test_state_holds_the_filled_rows_and_no_others(rng, tmp_path, position):
     expected = {(f"L{layer:02d}.window", min(position, 8)) for layer in range(8)}
     expected |= {(f"L{layer:02d}.{name}", rows) for layer in (1, 3) for name, rows in halves + groups}
     expected |= {("L04.compress_kv", position), ("L04.index_k", position)}
+    if cache == "packed":
+        in_f32 = {(name, rows) for name, rows in expected if name.endswith("_state")}
+        expected = in_f32 | {(name + end, n) for name, n in expected - in_f32 for end in (".codes", ".scales")}
     assert {(name, tensor.shape[0]) for name, tensor in file.items()} == {(n, rows) for n, rows in expected if rows}
+    arrays = contents(model)[0]
     for name, tensor in file.items():
-        filled = np.array(model.ops.to_host(getattr(model.states[int(name[1:3])], name[4:])))
+        filled = arrays[int(name[1:3]), name[4:]]
         assert same_bits(tensor.array(), filled[: tensor.shape[0]])
         left = filled[tensor.shape[0] :]  # nothing is lost: the rest is as in a new state
         assert same_bits(left, np.full_like(left, -np.inf if "score" in name else 0))
@@ -209,6 +227,8 @@ def test_state_refuses_to_save_what_cannot_be_resumed(rng, tmp_path):
     wider = model_of(dataclasses.replace(SMALL, head_dim=96))
     with pytest.raises(ValueError, match=r"layer 0: window: expected shape \[8, 96\], got \[8, 64\]"):
         save_state(wider, path, model.sequence)
+    with pytest.raises(ValueError, match="layer 0: window: expected a packed cache, got the other kind"):
+        save_state(model_of(SMALL, cache="packed"), path, model.sequence)
     model.shared.index_k.value = np.array(model.shared.index_k.value)
     with pytest.raises(ValueError, match="expected index keys that are the cache of layer 4, got others"):
         save_state(model, path)
@@ -254,7 +274,7 @@ def geometry_with(**changes):
 BAD = {
     "foreign": ({"format": "pt"}, {}, "format: expected 'dsv41_numba state', got 'pt'"),
     "without a format": ({"format": None}, {}, "format: expected 'dsv41_numba state', got None"),
-    "newer": ({"version": "2"}, {}, "version: expected 1, got 2"),
+    "older": ({"version": "1"}, {}, "version: expected 2, got 1"),
     "without a version": ({"version": None}, {}, "version: expected this entry in the metadata, got none"),
     "version in words": ({"version": "one"}, {}, "version: expected JSON, got 'one'"),
     "deep": ({"position": "[" * 100_000}, {}, r"position: expected JSON, got '\[\["),
@@ -267,6 +287,8 @@ BAD = {
     "half a geometry": ({"geometry": '{"dim": 64}'}, {}, "geometry: expected an object with dim, .*, got {'dim': 64}"),
     "no geometry": ({"geometry": "7"}, {}, "geometry: expected an object with dim, .*, got 7"),
     "owner's keys": ({"index_keys": '"owner"'}, {}, "index_keys: expected 'released', got 'owner'"),
+    "packed": ({"cache": '"packed"'}, {}, "cache: expected 'bf16', got 'packed'"),
+    "no cache": ({"cache": None}, {}, "cache: expected this entry in the metadata, got none"),
     "other layers": ({"layers": "[0, 1]"}, {}, r"layers: expected \[0, 1, 2.*\], got \[0, 1\]"),
     "before the start": ({"position": "-1"}, {}, r"position: expected one within 0\.\.64 \(max_seq\), got -1"),
     "beyond the end": ({"position": "65"}, {}, r"position: expected one within 0\.\.64 \(max_seq\), got 65"),

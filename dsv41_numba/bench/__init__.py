@@ -42,6 +42,7 @@ from dsv41_numba.bench.cases import (
     fused_cases,
     op_cases,
     position,
+    stored_cases,
 )
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.bench.ladder import (
@@ -150,7 +151,8 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool, stacks: list[Stack]) -> list[Tas
 
     calls = [(f"prefill {T}", T, 0) for T in prefills]
     calls += [(f"decode {context}", 1, position(context)) for context in contexts]
-    tasks = [task for case in op_cases(cfg, prefills, contexts) for task in op_tasks(case)]
+    cases = op_cases(cfg, prefills, contexts) + stored_cases(cfg, QUICK_PREFILLS if on_gpu else prefills, contexts)
+    tasks = [task for case in cases for task in op_tasks(case)]
     if ladder:
         tasks += [(c.op, c.name, functools.partial(measure_fused, c, draw)) for c in fused_cases(cfg, QUICK_PREFILLS)]
         tasks.append((LADDER, str(SIZE), lambda: measure_ladder(draw, with_torch)))
@@ -161,7 +163,14 @@ def _tasks(ops: Ops, on_gpu: bool, quick: bool, stacks: list[Stack]) -> list[Tas
     tasks += [layer_task(case, ops) for case in layer_cases(cfg, prefills, contexts)]
     if ladder:  # of the layers with tuned linears and attention, one prefill and one decode
         tasks += [layer_task(case, TUNED) for case in layer_cases(cfg, QUICK_PREFILLS, QUICK_CONTEXTS)]
-        tasks += [stack_task(f"decode {CONTEXT}", measure_decode), stack_task(f"prompt {PROMPT}", measure_prompt)]
+        longest = contexts[-1]
+        if longest not in QUICK_CONTEXTS:
+            tasks += [layer_task(case, TUNED) for case in layer_cases(cfg, (), (longest,))]
+            tasks.append(stack_task(f"decode {longest}", functools.partial(measure_decode, context=longest)))
+        tasks += [layer_task(case, TUNED) for case in layer_cases(cfg, (), (longest,), "packed")]
+        packed = functools.partial(measure_decode, context=longest, cache="packed")
+        tasks += [stack_task(f"decode {CONTEXT}", measure_decode), stack_task(f"decode {longest}", packed)]
+        tasks.append(stack_task(f"prompt {PROMPT}", measure_prompt))
     return tasks
 
 

@@ -15,8 +15,11 @@ import numpy as np
 
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.formats.fp8_weight import Fp8Weight
+from dsv41_numba.formats.packed_rows import COMPRESSED, INDEX_KEY, WINDOW
 from dsv41_numba.ops import PLAIN
 from dsv41_numba.ops.gather import gather_list
+from dsv41_numba.ops.quant_fp8 import fp8_quantise
 from dsv41_numba.ops.rope import freqs_table, yarn_freqs
 from dsv41_numba.runtime.backend import to_device
 
@@ -57,6 +60,33 @@ def op_cases(cfg: AttnV41Cfg, prefills: Sequence[int], contexts: Sequence[int]) 
         cases += [make_context(cfg, name, T, 0) for name, T, pos in calls if pos == 0]
         cases += [make_context(cfg, name, 1, pos) for name, pos in decodes]
     return cases
+
+
+def stored_cases(cfg: AttnV41Cfg, prefills: Sequence[int], contexts: Sequence[int]) -> list[Case]:
+    """What reads codes and scales in place of bf16: the fp8 linears, and score and attention over packed caches."""
+    calls = [(f"prefill {T}", T) for T in prefills] + [("decode", 1)]
+    by_call = [_fp8_linears(cfg, *call) for call in calls]
+    cases = [case for of_op in zip(*by_call) for case in of_op]
+    for make in (_score, _attention):
+        cases += [make(cfg, f"prefill {T}", T, 0, packed=True) for T in prefills]
+        cases += [make(cfg, f"decode {context}", 1, position(context), packed=True) for context in contexts]
+    return cases
+
+
+def _fp8_linears(c: AttnV41Cfg, name: str, T: int) -> list[Case]:
+    def linear(what: str, N: int, K: int) -> Case:
+        rows, columns = c.weight_block
+
+        def weight(draw: Draw) -> Fp8Weight:
+            codes, _ = fp8_quantise(draw.bf16(N, K))
+            scale = np.random.default_rng(N).integers(115, 120, (-(-N // rows), -(-K // columns)), np.uint8)
+            return Fp8Weight(codes, to_device(scale), c.weight_block)
+
+        bytes_ = 2 * T * (K + N) + N * K + -(-N // rows) * -(-K // columns)
+        return Case(f"linear_fp8 {what}", name, lambda draw: (draw.bf16(T, K), weight(draw)), bytes_, 2 * T * N * K)
+
+    o_rank = c.o_groups * c.o_lora_rank
+    return [linear("wq_b", c.n_heads * c.head_dim, c.q_lora_rank), linear("wo_b", c.dim, o_rank)]
 
 
 def fused_cases(cfg: AttnV41Cfg, prefills: Sequence[int]) -> list[Case]:
@@ -205,35 +235,42 @@ def _small(c: AttnV41Cfg, name: str, T: int, pos: int) -> list[Case]:
     ]  # fmt: skip
 
 
-def _score(c: AttnV41Cfg, name: str, T: int, pos: int) -> Case:
+def _score(c: AttnV41Cfg, name: str, T: int, pos: int, packed: bool = False) -> Case:
     """At ratio 2 for a prefill (as on the first three sources), at ratio 1 for a decode: the longer one."""
     ratio = 2 if pos == 0 else 1
     G, Hi, Di = max((pos + T) // ratio, 1), c.index_n_heads, c.index_head_dim
 
     def arguments(draw: Draw) -> tuple[Any, ...]:
         index_q = PLAIN.fp4_round_trip_e8m0(draw.bf16(T, Hi, Di))
-        index_k = PLAIN.fp4_round_trip_e8m0(draw.bf16(G, Di))
+        keys = draw.bf16(G, Di)
+        index_k = PLAIN.pack_rows(keys, INDEX_KEY) if packed else PLAIN.fp4_round_trip_e8m0(keys)
         return index_q, draw.bf16(T, Hi, scale=c.index_scale), index_k, pos, ratio
 
     visible = sum(min((pos + t + 1) // ratio, G) for t in range(T))
-    return Case("index_score", name, arguments, 2 * (T * Hi * Di + T * Hi + G * Di) + 4 * T * G, 2 * visible * Hi * Di)
+    key_bytes = INDEX_KEY.row_bytes(Di) if packed else 2 * Di
+    op = "index_score packed" if packed else "index_score"
+    return Case(op, name, arguments, 2 * (T * Hi * Di + T * Hi) + G * key_bytes + 4 * T * G, 2 * visible * Hi * Di)
 
 
-def _attention(c: AttnV41Cfg, name: str, T: int, pos: int) -> Case:
+def _attention(c: AttnV41Cfg, name: str, T: int, pos: int, packed: bool = False) -> Case:
     """The window and index_topk compressed rows, at ratio 1."""
     D, H, G = c.head_dim, c.n_heads, pos + T
     n_rows = T if pos == 0 else c.window
 
     def arguments(draw: Draw) -> tuple[Any, ...]:
         idx = gather_list(c.window, pos, T, random_selection(c, T, pos, ratio=1))
-        return draw.bf16(T, H, D), draw.bf16(n_rows, D), draw.bf16(G, D), to_device(idx), draw.f32(H), c.softmax_scale
+        rows: list[Any] = [draw.bf16(n_rows, D), draw.bf16(G, D)]
+        if packed:
+            rows = [PLAIN.pack_rows(x, format) for x, format in zip(rows, (WINDOW, COMPRESSED))]
+        return draw.bf16(T, H, D), *rows, to_device(idx), draw.f32(H), c.softmax_scale
 
     window = sum(min(pos + t + 1, c.window) for t in range(T))
     selected = sum(min(pos + t + 1, c.index_topk) for t in range(T))
     S = min(T, c.window) + min(c.index_topk, G) if pos == 0 else c.window + min(c.index_topk, G)
-    rows = min(n_rows, window) + min(G, selected)  # each named row once
-    return Case("sparse_attention", name, arguments, 4 * T * H * D + 4 * T * S + 2 * rows * D,
-                4 * H * D * (window + selected))  # fmt: skip
+    row_bytes = [format.row_bytes(D) if packed else 2 * D for format in (WINDOW, COMPRESSED)]
+    rows = min(n_rows, window) * row_bytes[0] + min(G, selected) * row_bytes[1]  # each named row once
+    return Case("sparse_attention packed" if packed else "sparse_attention", name, arguments,
+                4 * T * H * D + 4 * T * S + rows, 4 * H * D * (window + selected))  # fmt: skip
 
 
 def random_selection(c: AttnV41Cfg, T: int, pos: int, ratio: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from dsv41_numba.formats.bf16 import as_bf16
 from dsv41_numba.ops import PLAIN
 from dsv41_numba.ops import topk as host_topk
 from dsv41_numba.runtime import backend
-from dsv41_numba.tuned import TUNED, sparse_attention, topk
+from dsv41_numba.tuned import TUNED, linear_fp8, sparse_attention, topk
 from dsv41_numba.tuned.linear import Choice, picked, rung
 from dsv41_numba.tuned.operands import capability
 from dsv41_numba.tuned.recorded import recorded_launches
@@ -32,7 +32,10 @@ SIZE = 8192  # M, N and K
 CUBLAS = "cublas"
 # The linears that the tuned ones are compared by: those that take nearly all the time of a layer's linears.
 COMPARED = ("linear wq_a", "linear wq_b", "linear wkv", "grouped_linear wo_a", "linear wo_b")
-TUNED_OPS = (*COMPARED, "sparse_attention", "linear_f32 compressor", "index_score")
+TUNED_OPS = (
+    *(*COMPARED, "sparse_attention", "linear_f32 compressor", "index_score"),
+    *("linear_fp8 wq_b", "linear_fp8 wo_b", "sparse_attention packed", "index_score packed"),
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ def measure_tuned(case: Case, draw: Draw, with_torch: bool) -> list[Row]:
         if stage == "sparse_attention":
             choices.append(sparse_attention.picked(*arguments))
             return verify_attention(stage, arguments, result)
+        if stage == "linear_fp8":
+            choices.append(linear_fp8.picked(*arguments))
         if stage not in ("linear", "grouped_linear"):
             return verify(stage, arguments, result)
         x, weight, *groups = arguments

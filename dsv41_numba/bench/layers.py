@@ -1,6 +1,6 @@
 """Whole layers: one of each kind, with random weights and caches filled to the context, made on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from dsv41_numba.bench.cases import position, random_selection
 from dsv41_numba.bench.inputs import Draw
 from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.formats.packed_rows import COMPRESSED, INDEX_KEY, WINDOW, RowFormat
 from dsv41_numba.layer import AttnV41Run, OutRun, RopeTable, forward
 from dsv41_numba.ops import PLAIN, Ops
 from dsv41_numba.ops.rope import freqs_table, rope_freqs, yarn_freqs
@@ -20,27 +21,30 @@ from dsv41_numba.weights import AttnV41LayerWeights, assemble, tensor_specs
 
 @dataclass(frozen=True)
 class LayerCase:
-    """One call of one layer; T tokens from position pos on."""
+    """One call of one layer, with bf16 or packed caches; T tokens from position pos on."""
 
     role: LayerRole
     name: str
     T: int
     pos: int
+    cache: str = "bf16"
 
     @property
     def op(self) -> str:
         ratio = f" ratio {self.role.ratio}" if self.role.is_kv_source else ""
-        return f"layer {self.role.kind}{ratio}"
+        return f"layer {self.role.kind}{ratio}{' packed' if self.cache == 'packed' else ''}"
 
 
-def layer_cases(cfg: AttnV41Cfg, prefills: Sequence[int], contexts: Sequence[int]) -> list[LayerCase]:
+def layer_cases(
+    cfg: AttnV41Cfg, prefills: Sequence[int], contexts: Sequence[int], cache: str = "bf16"
+) -> list[LayerCase]:
     """The first layer of each kind (FULL: of each ratio), prefills before decodes."""
     kinds: dict[tuple[str, int], LayerRole] = {}
     for role in roles(cfg):
         kinds.setdefault((role.kind, role.ratio if role.is_kv_source else 0), role)
     calls = [(f"prefill {T}", T, 0) for T in prefills]
     calls += [(f"decode {context}", 1, position(context)) for context in contexts]
-    return [LayerCase(role, *call) for role in kinds.values() for call in calls]
+    return [LayerCase(role, *call, cache) for role in kinds.values() for call in calls]
 
 
 class BenchLayer:
@@ -51,7 +55,7 @@ class BenchLayer:
         self.weights = random_layer_weights(cfg, case.role, draw)
         self.rope = rope_rows(cfg, case.role.ratio > 0, case.pos, case.T)
         self.x = draw.bf16(case.T, cfg.dim)
-        self.state = filled_state(cfg, case.role, case.pos, draw)
+        self.state = filled_state(cfg, case.role, case.pos, draw, case.cache)
         self.shared = self._published(draw)
 
     def call(self, ops: Ops = PLAIN) -> AttnV41Run:
@@ -62,7 +66,7 @@ class BenchLayer:
 
     def floor(self) -> tuple[int, int]:
         """Bytes and operations of the call."""
-        return floor(self.cfg, self.case.role, self.case.T, self.case.pos)
+        return floor(self.cfg, self.case.role, self.case.T, self.case.pos, self.case.cache)
 
     def _published(self, draw: Draw) -> SharedV41:
         """What the layers before this one would have published for this call."""
@@ -72,7 +76,7 @@ class BenchLayer:
         source: AttnV41LayerState = self.state
         if not role.is_kv_source:
             assert role.kv_source is not None
-            source = filled_state(cfg, roles(cfg)[role.kv_source], end, draw)
+            source = filled_state(cfg, roles(cfg)[role.kv_source], end, draw, self.case.cache)
             shared.compress_kv.publish(source.compress_kv, role.kv_source, end)
         if role.is_index_source and not role.is_kv_source:
             shared.index_k.publish(source.index_k, role.key_source or 0, end)
@@ -88,9 +92,13 @@ class BenchLayer:
         return shared
 
 
-def floor(cfg: AttnV41Cfg, role: LayerRole, T: int, pos: int) -> tuple[int, int]:
+def floor(cfg: AttnV41Cfg, role: LayerRole, T: int, pos: int, cache: str = "bf16") -> tuple[int, int]:
     """Bytes and operations of one layer's call: every weight once, the rows and keys that it reads, its products."""
     bytes_, flops = 4 * T * cfg.dim, 0
+    D, Di = cfg.head_dim, cfg.index_head_dim
+    window_row, row, key = 2 * D, 2 * D, 2 * Di
+    if cache == "packed":
+        window_row, row, key = WINDOW.row_bytes(D), COMPRESSED.row_bytes(D), INDEX_KEY.row_bytes(Di)
     for name, spec in tensor_specs(cfg, role).items():
         size = int(np.prod(spec.shape))
         bytes_ += size * (2 if spec.dtype == "bf16" else 4)
@@ -98,14 +106,14 @@ def floor(cfg: AttnV41Cfg, role: LayerRole, T: int, pos: int) -> tuple[int, int]
         flops += 2 * rows * size if len(spec.shape) == 2 else 0
     seen = pos + 1 + np.arange(T, dtype=np.int64)  # positions that each token sees
     reads = int(np.minimum(seen, cfg.window).sum())
-    bytes_ += 2 * cfg.head_dim * min(pos + T, cfg.window if pos else T)
+    bytes_ += window_row * min(pos + T, cfg.window if pos else T)
     if role.ratio:
         selected = np.minimum(seen // role.ratio, cfg.index_topk)
         reads += int(selected.sum())
-        bytes_ += 2 * cfg.head_dim * min(int(selected.sum()), (pos + T) // role.ratio)
+        bytes_ += row * min(int(selected.sum()), (pos + T) // role.ratio)
     if role.is_index_source:
         flops += 2 * int((seen // role.ratio).sum()) * cfg.index_n_heads * cfg.index_head_dim
-        bytes_ += 2 * ((pos + T) // role.ratio) * cfg.index_head_dim
+        bytes_ += key * ((pos + T) // role.ratio)
     return bytes_, flops + 4 * cfg.n_heads * cfg.head_dim * reads
 
 
@@ -118,13 +126,20 @@ def random_layer_weights(cfg: AttnV41Cfg, role: LayerRole, draw: Draw) -> AttnV4
     return assemble(arrays)
 
 
-def filled_state(cfg: AttnV41Cfg, role: LayerRole, pos: int, draw: Draw) -> AttnV41LayerState:
+def filled_state(
+    cfg: AttnV41Cfg, role: LayerRole, pos: int, draw: Draw, cache: str = "bf16"
+) -> AttnV41LayerState:  # fmt: skip
     """A layer's caches before position pos, full of random rows that went through the quantisers; full length."""
-    state = AttnV41LayerState(window=PLAIN.fp8_round_trip(draw.bf16(cfg.window, cfg.head_dim)), next_pos=pos)
+
+    def rows(format: RowFormat, round_trip: Callable[[Any], Any], N: int, D: int) -> Any:
+        x = draw.bf16(N, D)
+        return PLAIN.pack_rows(x, format) if cache == "packed" else round_trip(x)
+
+    state = AttnV41LayerState(window=rows(WINDOW, PLAIN.fp8_round_trip, cfg.window, cfg.head_dim), next_pos=pos)
     if role.is_kv_source:
-        rows = cfg.max_seq // role.ratio
-        state.compress_kv = PLAIN.fp4_round_trip_e4m3(draw.bf16(rows, cfg.head_dim))
-        state.index_k = PLAIN.fp4_round_trip_e8m0(draw.bf16(rows, cfg.index_head_dim))
+        groups = cfg.max_seq // role.ratio
+        state.compress_kv = rows(COMPRESSED, PLAIN.fp4_round_trip_e4m3, groups, cfg.head_dim)
+        state.index_k = rows(INDEX_KEY, PLAIN.fp4_round_trip_e8m0, groups, cfg.index_head_dim)
         if role.ratio > 1:
             state.kv_state, state.score_state = (draw.f32(role.ratio, cfg.head_dim) for _ in range(2))
     return state

@@ -1,7 +1,6 @@
 """One row of the bench: verify a case, time it, time torch beside it."""
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -210,5 +209,5 @@ def _queueing_us(call: Callable[[], Any]) -> float:
 
 
 def array_bytes(array: Any) -> int:
-    """Bytes of an array; 0 for what is none."""
-    return math.prod(array.shape) * array.dtype.itemsize if hasattr(array, "shape") else 0
+    """Bytes of an array, of packed rows or of an fp8 weight; 0 for what is none."""
+    return int(getattr(array, "nbytes", 0))

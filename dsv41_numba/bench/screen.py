@@ -39,7 +39,7 @@ def show(report: Report, console: Console) -> None:
         launches = f", {' or '.join(map(str, stack.launches))} launches in one graph" if stack.launches else ""
         console.print(
             f"{stack.what}: {stack.tokens_per_s:.0f} tokens/s{launches}, "
-            f"{stack.memory_bytes / 1e9:.1f} GB on the device",
+            f"{stack.memory_bytes / 1e9:.1f} GB on the device, {stack.cache_bytes / 1e9:.2f} GB of it caches",
             soft_wrap=True,
         )
     for mean in report.means:

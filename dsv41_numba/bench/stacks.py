@@ -33,27 +33,29 @@ CONTEXT = 131072
 
 @dataclass(frozen=True)
 class Stack:
-    """What a row does not say: layers, tokens a second, launches of one step (of each kind), bytes on the device."""
+    """What a row does not say: layers, tokens a second, launches of one step (of each kind), bytes on the device and of
+    them those of the caches."""
 
     what: str
     layers: int
     tokens_per_s: float
     launches: tuple[int, ...]
     memory_bytes: int
+    cache_bytes: int
 
 
-def measure_decode(cfg: AttnV41Cfg, context: int = CONTEXT) -> tuple[Row, Stack]:
+def measure_decode(cfg: AttnV41Cfg, context: int = CONTEXT, cache: str = "bf16") -> tuple[Row, Stack]:
     """One token through all layers at the end of a context, by the host's clock: the mean of the kinds of steps.
 
     Held to the same step launched kernel by kernel: the same bits.
     """
     cfg, draw, before = dataclasses.replace(cfg, max_seq=context), Draw(3), used_bytes()
-    model = random_model(cfg, range(cfg.n_layers), draw)
+    model = random_model(cfg, range(cfg.n_layers), draw, cache)
     kinds = int(np.lcm.reduce([role.ratio for role in roles(cfg) if role.ratio]))
     start = context - kinds  # completes no group: a step that can be made twice leaves the same caches
     move_to(model, start)
     for layer in model.layers:
-        model.sequence.states[layer] = filled_state(cfg, model.roles[layer], start, draw)
+        model.sequence.states[layer] = filled_state(cfg, model.roles[layer], start, draw, cache)
     x = np.stack([backend.to_host(draw.bf16(1, cfg.dim)) for _ in model.layers]).view(REFERENCE.bf16)
     expected = model.decode(dict(zip(model.layers, x)))
     move_to(model, start)
@@ -61,8 +63,9 @@ def measure_decode(cfg: AttnV41Cfg, context: int = CONTEXT) -> tuple[Row, Stack]
     got = graph.decode(dict(zip(model.layers, x)))
     differ = sum(int(np.count_nonzero(got[n].view(np.uint16) != expected[n].view(np.uint16))) for n in model.layers)
     verdict = Verdict("decode", sum(out.size for out in got.values()), differ, 0)
-    bytes_, flops = np.sum([floor(cfg, model.roles[layer], 1, position(context)) for layer in model.layers], axis=0)
-    name = f"stack {len(model.layers)} layers"
+    floors = [floor(cfg, model.roles[layer], 1, position(context), cache) for layer in model.layers]
+    bytes_, flops = np.sum(floors, axis=0)
+    name = f"stack {len(model.layers)} layers{' packed' if cache == 'packed' else ''}"
     row = Row(TUNED.name, name, f"decode {context}", "graph", None, int(bytes_), int(flops), verdict)
 
     def every_kind() -> None:
@@ -75,7 +78,8 @@ def measure_decode(cfg: AttnV41Cfg, context: int = CONTEXT) -> tuple[Row, Stack]
     row = dataclasses.replace(row, time=Time.of([of_all.low_ms / kinds, of_all.ms / kinds, of_all.high_ms / kinds], 1))
     assert row.time is not None
     launches = tuple(graph.launches[kind] for kind in sorted(graph.launches))
-    return row, Stack(f"{name}, {row.case}", len(model.layers), 1e3 / row.time.ms, launches, used_bytes() - before)
+    rate, used = 1e3 / row.time.ms, used_bytes() - before
+    return row, Stack(f"{name}, {row.case}", len(model.layers), rate, launches, used, cache_bytes(model))
 
 
 def measure_prompt(cfg: AttnV41Cfg, tokens: int = PROMPT, chunk: int = CHUNK) -> tuple[Row, Stack]:
@@ -103,9 +107,8 @@ def measure_prompt(cfg: AttnV41Cfg, tokens: int = PROMPT, chunk: int = CHUNK) ->
     row = Row(TUNED.name, name, f"prompt {tokens}", "call", None, int(bytes_), int(flops), worst)
     if worst.ok:
         row = dataclasses.replace(row, time=Time.of([1e3 * seconds], 1))
-    return row, Stack(
-        f"{name}, prompt {tokens} by {chunk}", len(model.layers), tokens / seconds, (), used_bytes() - before
-    )
+    what, rate, used = f"{name}, prompt {tokens} by {chunk}", tokens / seconds, used_bytes() - before
+    return row, Stack(what, len(model.layers), rate, (), used, cache_bytes(model))
 
 
 def one_of_each(cfg: AttnV41Cfg) -> list[int]:
@@ -121,11 +124,11 @@ def one_of_each(cfg: AttnV41Cfg) -> list[int]:
     return sorted(chosen)
 
 
-def random_model(cfg: AttnV41Cfg, layers: Sequence[int], draw: Draw) -> AttnV41:
+def random_model(cfg: AttnV41Cfg, layers: Sequence[int], draw: Draw, cache: str = "bf16") -> AttnV41:
     """A stack of TUNED with random weights, every source with its own index keys."""
     all_roles = roles(cfg)
     weights = {layer: random_layer_weights(cfg, all_roles[layer], draw) for layer in layers}
-    return AttnV41(cfg, weights.__getitem__, TUNED, "owner", layers)
+    return AttnV41(cfg, weights.__getitem__, TUNED, "owner", layers, cache=cache)
 
 
 def move_to(model: AttnV41, start: int) -> None:
@@ -163,6 +166,11 @@ def selection_verdicts(model: AttnV41, layer: int, first: int, run: AttnV41Run) 
     expected = REFERENCE.select(take(run.score, rows), cfg.index_topk, mask, offset)
     differ = int(np.count_nonzero(take(shared.topk.value, rows) != expected))
     return [*found, Verdict("select", expected.size, differ, 0)]
+
+
+def cache_bytes(model: AttnV41) -> int:
+    """Bytes of a model's caches."""
+    return sum(state.nbytes() for state in model.states.values())
 
 
 def used_bytes() -> int:

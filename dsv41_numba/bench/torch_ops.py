@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dsv41_numba.formats.fp8_weight import Fp8Weight
+from dsv41_numba.formats.packed_rows import PackedRows
+from dsv41_numba.ops import PLAIN
 from dsv41_numba.ops.gather import gather_list
 from dsv41_numba.runtime import backend
 
@@ -36,9 +39,10 @@ def beside(stage: str, arguments: tuple[Any, ...], result: Any) -> Call | None:
     """torch's call for PLAIN's stage with these device arrays; None where there is none.
 
     A bf16 linear is written into `result`, the array that the stage returned, so that ours and torch's rotate through
-    the same memory.
+    the same memory. Of packed rows and of fp8 weights torch has what they stand for in bf16, as its user would.
     """
-    tensors = [as_torch(a) if hasattr(a, "__cuda_array_interface__") else a for a in arguments]
+    values = [in_bf16(argument) for argument in arguments]
+    tensors = [as_torch(a) if hasattr(a, "__cuda_array_interface__") else a for a in values]
     if stage in PRODUCTS:
         return PRODUCTS[stage](*tensors, as_torch(result))
     return COMPOSITIONS[stage](*tensors) if stage in COMPOSITIONS else None
@@ -47,6 +51,17 @@ def beside(stage: str, arguments: tuple[Any, ...], result: Any) -> Call | None:
 def launches_per_call(stage: str) -> int:
     """About how many kernels `beside`'s call queues, at most."""
     return LAUNCHES_PER_PRODUCT if stage in PRODUCTS else LAUNCHES_PER_CALL
+
+
+def in_bf16(argument: Any) -> Any:
+    """The bf16 bits of packed rows or of an fp8 weight; any other argument itself."""
+    if isinstance(argument, PackedRows):
+        return PLAIN.to_device(PLAIN.to_host(argument))
+    if isinstance(argument, Fp8Weight):
+        from dsv41_numba.tuned.linear_fp8_dequantise import dequantised
+
+        return dequantised(argument)
+    return argument
 
 
 def as_torch(array: Any) -> Any:
@@ -225,7 +240,11 @@ def _indices(array: np.ndarray, beside: Any) -> Any:
     return torch.from_numpy(array.astype(np.int64)).to(beside.device)
 
 
-PRODUCTS: dict[str, Callable[..., Call]] = {"linear": _linear, "grouped_linear": _grouped_linear}
+PRODUCTS: dict[str, Callable[..., Call]] = {
+    "linear": _linear,
+    "linear_fp8": _linear,
+    "grouped_linear": _grouped_linear,
+}
 COMPOSITIONS: dict[str, Callable[..., Call]] = {
     "linear_f32": _linear_f32,
     "rmsnorm": _rmsnorm,

@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 
 from dsv41_numba.compare import bf16_array
+from dsv41_numba.formats.fp8_weight import Fp8Weight
+from dsv41_numba.formats.packed_rows import PackedRows, RowFormat
 from dsv41_numba.ops import PLAIN, REFERENCE, Ops
 from dsv41_numba.ops.composed import composed
+from dsv41_numba.ops.packed_rows import same_planes
 from dsv41_numba.rules import steps_apart
 from dsv41_numba.runtime import backend
 from dsv41_numba.stages import STAGES
@@ -140,7 +143,20 @@ def checked(ops: Ops, see: Callable[[Verdict], None]) -> Ops:
 
         return call
 
-    wrapped: dict[str, Any] = {stage: wrap(stage) for stage in STAGES} | {"rope_in_place": rope_in_place}
+    def pack_rows(x: Any, format: RowFormat) -> Any:
+        rows = ops.pack_rows(x, format)
+        sample = _some(x.shape[0])
+        expected = REFERENCE.pack_rows(take(x, sample), format)
+        see(_same_planes("pack_rows", take(rows, sample), expected))
+        return rows
+
+    def write_rows(rows: Any, ring: Any, start_pos: int) -> None:
+        ops.write_rows(rows, ring, start_pos)
+        for pair in same_planes(rows, ring):
+            see(verify("ring_write", (*pair, start_pos), None))
+
+    wrapped: dict[str, Any] = {stage: wrap(stage) for stage in STAGES}
+    wrapped |= {"rope_in_place": rope_in_place, "pack_rows": pack_rows, "write_rows": write_rows}
     parts = {name: wrapped[name] for name in inspect.signature(composed).parameters}
     by_parts = composed(**parts)
     for name in FUSED:
@@ -158,15 +174,26 @@ def same_as_plain(name: str, arguments: Sequence[Any], result: Any) -> Verdict:
 
     The plain ones write into the call's own cache, of which the result may be a part: it is fetched before.
     """
+    if isinstance(result, PackedRows):
+        packed = result.planes(lambda plane: np.array(backend.to_host(plane)))
+        return _same_planes(name, packed, getattr(PLAIN, name)(*arguments).planes(backend.to_host))
     got = np.array(backend.to_host(result))
     expected = backend.to_host(getattr(PLAIN, name)(*arguments))
     differ = int(np.count_nonzero(got != expected))
     return Verdict(name, expected.size, differ, 0)
 
 
-def take(array: Any, rows: Iterable[int]) -> np.ndarray:
-    """Some rows of a device array, on the host: bf16 as ml_dtypes.bfloat16."""
+def _same_planes(name: str, got: PackedRows, expected: PackedRows) -> Verdict:
+    """The same codes and the same scales, of rows on the host."""
+    pairs = same_planes(got, expected)
+    return Verdict(name, expected.nbytes, sum(int(np.count_nonzero(a != b)) for a, b in pairs), 0)
+
+
+def take(array: Any, rows: Iterable[int]) -> Any:
+    """Some rows of a device array, or of packed rows, on the host: bf16 as ml_dtypes.bfloat16."""
     wanted = np.asarray(list(rows), np.int64)
+    if isinstance(array, PackedRows):
+        return array.planes(lambda plane: take(plane, wanted))
     if array.size * array.dtype.itemsize <= SMALL_BYTES:
         return _host(array)[wanted]
     starts = np.flatnonzero(np.diff(wanted, prepend=wanted[:1] - 2) != 1)
@@ -200,6 +227,16 @@ def _linear(reference: Callable[..., np.ndarray]) -> Callable[[tuple[Any, ...], 
         return take(y, tokens)[:, columns], reference(take(x, tokens), take(weight, columns))
 
     return sample
+
+
+def _linear_fp8(arguments: tuple[Any, ...], y: Any) -> Pair:
+    """Whole blocks of the weight's rows, so that they keep their scales."""
+    x, weight = arguments
+    tokens, size = _some(x.shape[0]), weight.block[0]
+    blocks = _ends(-(-weight.shape[0] // size), MATRIX_ROWS // size)
+    columns = np.array([n for b in blocks for n in range(b * size, min((b + 1) * size, weight.shape[0]))])
+    some = Fp8Weight(take(weight.codes, columns), take(weight.scale, blocks), weight.block)
+    return take(y, tokens)[:, columns], REFERENCE.linear_fp8(take(x, tokens), some)
 
 
 def _grouped_linear(arguments: tuple[Any, ...], og: Any) -> Pair:
@@ -280,6 +317,7 @@ def _sparse_attention(reference: Callable[..., np.ndarray]) -> Callable[[tuple[A
 
 SAMPLES: dict[str, Callable[[tuple[Any, ...], Any], Pair]] = {
     "linear": _linear(REFERENCE.linear),
+    "linear_fp8": _linear_fp8,
     "linear_f32": _linear(REFERENCE.linear_f32),
     "grouped_linear": _grouped_linear,
     "rmsnorm": _by_row(REFERENCE.rmsnorm),

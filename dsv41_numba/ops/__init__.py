@@ -20,6 +20,7 @@ import numpy as np
 from dsv41_numba.compare import bf16_array
 from dsv41_numba.formats.bf16 import BF16
 from dsv41_numba.formats.fp8_weight import Fp8Weight
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.ops.composed import composed
 from dsv41_numba.ops.compress import pool, pool_ref, store_partial, store_partial_ref
 from dsv41_numba.ops.gather import gather_list, without_gaps
@@ -27,6 +28,7 @@ from dsv41_numba.ops.grouped_linear import grouped_linear, grouped_linear_ref
 from dsv41_numba.ops.index_score import index_score, index_score_ref, index_weights, index_weights_ref
 from dsv41_numba.ops.linear import linear, linear_f32, linear_f32_ref, linear_ref
 from dsv41_numba.ops.linear_fp8 import linear_fp8, linear_fp8_ref
+from dsv41_numba.ops.packed_rows import pack_rows, pack_rows_ref, write_rows, write_rows_ref
 from dsv41_numba.ops.quant_fp4 import (
     fp4_round_trip_e4m3,
     fp4_round_trip_e4m3_ref,
@@ -49,7 +51,7 @@ class Ops:
     name: str
     bf16: np.dtype
     to_device: Callable[[np.ndarray], Any]
-    to_host: Callable[[Any], np.ndarray]  # bf16 comes back as ml_dtypes.bfloat16
+    to_host: Callable[[Any], np.ndarray]  # bf16 and packed rows come back as ml_dtypes.bfloat16
     zeros: Callable[..., Any]
     linear: Callable[..., Any]  # takes an Fp8Weight too, and is linear_fp8 then
     linear_fp8: Callable[..., Any]
@@ -64,7 +66,9 @@ class Ops:
     fp4_round_trip_e4m3: Callable[..., Any]
     pool: Callable[..., Any]
     store_partial: Callable[..., Any]
+    pack_rows: Callable[..., Any]
     ring_write: Callable[..., Any]
+    write_rows: Callable[..., Any]  # ring_write, of packed rows too
     index_weights: Callable[..., Any]
     index_score: Callable[..., Any]
     candidate_blocks: Callable[..., Any]
@@ -81,7 +85,9 @@ class Ops:
     attention_turned_back: Callable[..., Any]
 
 
-def _bf16_to_host(array: Any) -> np.ndarray:
+def _values_to_host(array: Any) -> np.ndarray:
+    if isinstance(array, PackedRows):
+        return array.planes(backend.to_host).to_bf16()
     host = backend.to_host(array)
     return bf16_array(host) if host.dtype == np.uint16 else host
 
@@ -110,7 +116,7 @@ REFERENCE = Ops(
     name="reference",
     bf16=np.dtype(BF16),
     to_device=np.asarray,
-    to_host=np.asarray,
+    to_host=lambda array: array.to_bf16() if isinstance(array, PackedRows) else np.asarray(array),
     zeros=np.zeros,
     linear=by_weight(linear_ref, linear_fp8_ref),
     linear_fp8=linear_fp8_ref,
@@ -125,7 +131,9 @@ REFERENCE = Ops(
     fp4_round_trip_e4m3=fp4_round_trip_e4m3_ref,
     pool=pool_ref,
     store_partial=store_partial_ref,
+    pack_rows=pack_rows_ref,
     ring_write=ring_write_ref,
+    write_rows=write_rows_ref,
     index_weights=index_weights_ref,
     index_score=index_score_ref,
     candidate_blocks=candidate_blocks,
@@ -141,7 +149,8 @@ REFERENCE = Ops(
         fp8_round_trip_ref,
         fp4_round_trip_e8m0_ref,
         fp4_round_trip_e4m3_ref,
-        ring_write_ref,
+        pack_rows_ref,
+        write_rows_ref,
         sparse_attention_ref,
     ),
 )
@@ -150,7 +159,7 @@ PLAIN = Ops(
     name="plain",
     bf16=np.dtype(np.uint16),
     to_device=backend.to_device,
-    to_host=_bf16_to_host,
+    to_host=_values_to_host,
     zeros=backend.zeros,
     linear=by_weight(linear, linear_fp8),
     linear_fp8=linear_fp8,
@@ -165,7 +174,9 @@ PLAIN = Ops(
     fp4_round_trip_e4m3=fp4_round_trip_e4m3,
     pool=pool,
     store_partial=store_partial,
+    pack_rows=pack_rows,
     ring_write=ring_write,
+    write_rows=write_rows,
     index_weights=index_weights,
     index_score=index_score,
     candidate_blocks=_on_host(candidate_blocks),
@@ -181,7 +192,8 @@ PLAIN = Ops(
         fp8_round_trip,
         fp4_round_trip_e8m0,
         fp4_round_trip_e4m3,
-        ring_write,
+        pack_rows,
+        write_rows,
         sparse_attention,
     ),
 )

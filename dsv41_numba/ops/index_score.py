@@ -6,7 +6,7 @@ Math       index_w[t, h] = bf16(projected[t, h] * scale)
            position start_pos + t sees g only if g < (start_pos + t + 1) // ratio.
 Shapes     projected [T, Hi] bf16, scale a float -> index_w [T, Hi] bf16
            index_q [T, Hi, Di] bf16, index_w [T, Hi] bf16, index_k [G, Di] bf16, start_pos and ratio integers
-           -> score [T, G] f32 that holds bf16 values
+           -> score [T, G] f32 that holds bf16 values. The keys may be PackedRows [G, Di] (`formats.packed_rows`)
 Precision  f32 products and sums, bf16 exactly where Math says so. The dot is summed over 32 dimensions at a time, and
            these parts are added in ascending order. Within a part one scale covers q's fp4 codes and one covers k's:
            each product is a multiple of 1/4 of the two scales' product and at most 36 of it, the sum of 32 of them
@@ -15,16 +15,22 @@ Precision  f32 products and sums, bf16 exactly where Math says so. The dot is su
 Launch     `index_weights`: grid ceil(T Hi / 256), block 256. `index_score`: grid (T, ceil(G / 64)), block (32, 8),
            20.1 KiB of shared memory. Tokens lie along x because only x takes more than 65,535 blocks, and because
            neighbours there read the same keys, which then stay in cache.
-Moves      2 T Hi Di + 2 T Hi + 2 G Di bytes in, 4 T G out
+Moves      2 T Hi Di + 2 T Hi + 2 G Di bytes in (of packed keys G Di / 2 + G Di / 32), 4 T G out
 Errors     ValueError when an array's dtype, shape or layout is not as above, start_pos < 0 or ratio < 1
 Source     steps 6 (the head weights) and 7 of the layer
 """
+
+from typing import Any
 
 import numpy as np
 from numba import cuda, float32
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
+from dsv41_numba.formats.e2m1 import decode_e2m1, unpack_e2m1
+from dsv41_numba.formats.e8m0 import decode_e8m0
+from dsv41_numba.formats.packed_rows import INDEX_KEY, PackedRows
 from dsv41_numba.ops.checks import check_array
+from dsv41_numba.ops.packed_rows import check_packed
 from dsv41_numba.runtime.backend import empty, launch
 
 THREADS = 256  # of an index_weights block
@@ -72,10 +78,11 @@ def index_weights(projected, scale: float):
     return index_w
 
 
-def index_score_ref(
-    index_q: np.ndarray, index_w: np.ndarray, index_k: np.ndarray, start_pos: int, ratio: int
-) -> np.ndarray:
-    """index_q [T, Hi, Di] bf16, index_w [T, Hi] bf16, index_k [G, Di] bf16, two integers -> score [T, G] f32."""
+def index_score_ref(index_q: np.ndarray, index_w: np.ndarray, index_k: Any, start_pos: int, ratio: int) -> np.ndarray:
+    """index_q [T, Hi, Di] bf16, index_w [T, Hi] bf16, index_k [G, Di] bf16 or packed, two integers -> score [T, G]
+    f32."""
+    if isinstance(index_k, PackedRows):
+        index_k = index_k.to_bf16()
     T, Hi, Di = index_q.shape
     G = index_k.shape[0]
     q, w, k = (x.astype(np.float32) for x in (index_q, index_w, index_k))
@@ -91,8 +98,17 @@ def index_score_ref(
     return np.where(hidden, NEG_INF, as_bf16(total).astype(np.float32))
 
 
+@cuda.jit(device=True)
+def key_entry(index_k, scales, g, d):
+    """Entry d of key g. Keys of bf16 have no scales; a packed one has a byte for two entries, a scale for TILE_D."""
+    if scales.shape[1] == 0:
+        return decode_bf16(index_k[g, d])
+    # the product has two bits: a bf16 has room for it, whatever the scale
+    return decode_e2m1(unpack_e2m1(index_k[g, d // 2], d)) * decode_e8m0(scales[g, d // TILE_D])
+
+
 @cuda.jit
-def index_score_kernel(index_q, index_w, index_k, start_pos, ratio, score):
+def index_score_kernel(index_q, index_w, index_k, scales, start_pos, ratio, score):
     """Block (t, tile): one token against a tile of keys, which all its heads share."""
     q_tile = cuda.shared.array((TILE_H, TILE_D), float32)
     k_tile = cuda.shared.array((TILE_G, PADDED_D), float32)
@@ -127,7 +143,7 @@ def index_score_kernel(index_q, index_w, index_k, start_pos, ratio, score):
                     row = ty + i * THREADS_Y
                     k_tile[row, tx] = float32(0.0)
                     if g0 + row < visible and d < Di:
-                        k_tile[row, tx] = decode_bf16(index_k[g0 + row, d])
+                        k_tile[row, tx] = key_entry(index_k, scales, g0 + row, d)
                 cuda.syncthreads()  # both tiles are staged before anyone multiplies
                 # ref: dot += q[:, h, d0 : d0 + TILE_D] @ k[:, d0 : d0 + TILE_D].T
                 for i in range(HEADS):
@@ -168,22 +184,35 @@ def index_score_kernel(index_q, index_w, index_k, start_pos, ratio, score):
 
 
 def index_score(index_q, index_w, index_k, start_pos: int, ratio: int):
-    """index_q [T, Hi, Di] bf16 bits, index_w [T, Hi] bf16 bits, index_k [G, Di] bf16 bits, all device arrays ->
-    score [T, G] f32. G is the row count of index_k: pass the rows in use, the first ones of a cache."""
-    check_array("index_q", index_q, np.uint16, (None, None, None))
-    T, Hi, Di = index_q.shape
-    check_array("index_w", index_w, np.uint16, (T, Hi))
-    check_array("index_k", index_k, np.uint16, (None, Di))
+    """index_q [T, Hi, Di] bf16 bits, index_w [T, Hi] bf16 bits, index_k [G, Di] bf16 bits or packed, all device arrays
+    -> score [T, G] f32. G is the row count of index_k: pass the rows in use, the first ones of a cache."""
+    T, G = check_operands(index_q, index_w, index_k)
     if start_pos < 0:
         raise ValueError(f"start_pos: expected a position of at least 0, got {start_pos}")
     if ratio < 1:
         raise ValueError(f"ratio: expected at least 1 (a layer without compression has no index), got {ratio}")
-    G = index_k.shape[0]
     score = empty((T, G), np.float32)
     if T * G > 0:
-        grid = (T, -(-G // TILE_G))
-        launch(index_score_kernel, grid, (THREADS_X, THREADS_Y), index_q, index_w, index_k, start_pos, ratio, score)
+        grid, block = (T, -(-G // TILE_G)), (THREADS_X, THREADS_Y)
+        launch(index_score_kernel, grid, block, index_q, index_w, *key_planes(index_k), start_pos, ratio, score)
     return score
+
+
+def check_operands(index_q: Any, index_w: Any, index_k: Any) -> tuple[int, int]:
+    """Refuse operands that do not fit, as the contract says; T and G."""
+    check_array("index_q", index_q, np.uint16, (None, None, None))
+    T, Hi, Di = index_q.shape
+    check_array("index_w", index_w, np.uint16, (T, Hi))
+    if isinstance(index_k, PackedRows):
+        check_packed("index_k", index_k, INDEX_KEY, (None, Di))
+    else:
+        check_array("index_k", index_k, np.uint16, (None, Di))
+    return T, index_k.shape[0]
+
+
+def key_planes(index_k: Any) -> tuple[Any, Any]:
+    """What a kernel is given of keys: their bf16 bits and no scales, or the codes and scales of packed ones."""
+    return (index_k.codes, index_k.scales) if isinstance(index_k, PackedRows) else (index_k, empty((0, 0), np.uint8))
 
 
 if __name__ == "__main__":

@@ -5,15 +5,13 @@ Math       code[m, k], sx[m, b] = fp8 of x, per token in blocks of 32 columns; e
            sw the scale of the weight's block that holds row n and the columns of b
 Shapes     x [M, K] bf16, K a multiple of 32; weight `Fp8Weight`: codes [N, K] e4m3, scale [ceil(N / rows), ceil(K /
            columns)] e8m0, of blocks of `rows` x `columns`, any rows, columns a multiple of 32 -> y [M, N] bf16
-           `fp8_quantise`: x [M, K] bf16 -> code [M, K] e4m3, sx [M, K / 32] e8m0, as `quant_fp8` has them
+           code [M, K] e4m3, sx [M, K / 32] e8m0, as `quant_fp8.fp8_quantise` makes them
 Precision  the 32 products of a block and their sum in f32, in order; their sum times sx * sw, a power of two, in f32;
            blocks added in f32 in the order of K; one rounding to bf16. A product of two codes is exact, and so is a
            scaling, unless sx * sw leaves f32's range (2^-149 to 2^127: scales that no weight of a model has). A NaN
            in x, or a NaN code or scale byte 255 in the weight, makes what it meets NaN: an infinity in x likewise
-Launch     two kernels. quantise: grid ceil(M K / 512), block 256, 1 KiB of shared memory; product: grid (M / 16,
-           N / 16), rounded up, block (16, 16), 4352 bytes
-Moves      product: M K + N K bytes of codes, M K / 32 + N K / 1024 of scales (of 32 x 32), 2 M N of y; quantise:
-           3 M K + M K / 32
+Launch     grid (M / 16, N / 16), rounded up, block (16, 16), 4352 bytes of shared memory, after `fp8_quantise`
+Moves      M K + N K bytes of codes, M K / 32 + N K / 1024 of scales (of 32 x 32), 2 M N of y
 Errors     ValueError when K is not a multiple of 32 (the activation has whole blocks only), or a weight's block does
            not hold whole blocks of the activation, or an array's dtype, shape or layout is not as above
 Source     steps 1, 2, 3, 6 and 14 of the layer as the official code runs them on its fp8 weights. wo_a, step 13, is
@@ -26,28 +24,18 @@ of shared memory is one block of K wide, and a thread moves from block to block 
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, uint16, uint32
+from numba import cuda, float32
 
-from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
-from dsv41_numba.formats.e4m3 import decode_e4m3, e4m3_to_f32, encode_e4m3, f32_to_e4m3
-from dsv41_numba.formats.e8m0 import decode_e8m0, e8m0_to_f32, encode_e8m0
+from dsv41_numba.formats.bf16 import as_bf16, encode_bf16
+from dsv41_numba.formats.e4m3 import decode_e4m3, e4m3_to_f32, f32_to_e4m3
+from dsv41_numba.formats.e8m0 import decode_e8m0, e8m0_to_f32
 from dsv41_numba.formats.fp8_weight import Fp8Weight
 from dsv41_numba.ops.checks import check_array, check_count
-from dsv41_numba.ops.quant_fp8 import (
-    AMAX_FLOOR,
-    BLOCK,
-    INVERSE_448,
-    THREADS,
-    check_blocks,
-    fp8_quantise_ref,
-    group_max,
-    word_max,
-)
+from dsv41_numba.ops.quant_fp8 import BLOCK, check_blocks, fp8_quantise, fp8_quantise_ref
 from dsv41_numba.runtime.backend import empty, launch
 
 TILE = 16  # rows of x and rows of weight a block of threads
 PADDED = BLOCK + 4  # floats in a tile's row: 8 rows begin in banks 0, 4, ..., 28, and each on 16 bytes: see `linear`
-WORDS_PER_BLOCK = BLOCK // 2  # of two entries
 
 
 def linear_fp8_ref(x: np.ndarray, weight: Fp8Weight) -> np.ndarray:
@@ -68,31 +56,6 @@ def linear_fp8_ref(x: np.ndarray, weight: Fp8Weight) -> np.ndarray:
             scales = sx[:, b, None] * np.repeat(sw[:, b * BLOCK // columns], rows)[:N]
             y += products * scales
     return as_bf16(y)
-
-
-@cuda.jit
-def fp8_quantise_kernel(x, codes, scale):
-    """x [words] of two bf16 -> codes [words] of two e4m3, the first in the low byte; scale [words / 16] e8m0. One
-    thread a word; 16 neighbours share a scale, which the first of them writes."""
-    partial = cuda.shared.array(THREADS, uint32)
-    i = cuda.grid(1)
-    words = x.shape[0]
-    # beyond the end stand zeros. No thread leaves early: the others wait for it in group_max
-    word = uint32(0)
-    if i < words:
-        word = x[i]
-    amax = decode_bf16(group_max(word_max(word), partial, WORDS_PER_BLOCK))
-    if amax < AMAX_FLOOR:  # false for a NaN, which stays
-        amax = AMAX_FLOOR
-    # ref: codes, scale = fp8_quantise_ref(x)
-    byte = encode_e8m0(amax * INVERSE_448)
-    if i < words:
-        divisor = decode_e8m0(byte)
-        low = uint32(encode_e4m3(decode_bf16(word & uint32(0xFFFF)) / divisor))
-        high = uint32(encode_e4m3(decode_bf16(word >> uint32(16)) / divisor))
-        codes[i] = uint16(low | uint32(high << uint32(8)))
-        if i % WORDS_PER_BLOCK == 0:
-            scale[i // WORDS_PER_BLOCK] = byte
 
 
 @cuda.jit
@@ -133,18 +96,6 @@ def linear_fp8_kernel(x_codes, x_scale, codes, scale, rows, columns, y):
     # ref: return as_bf16(y)
     if m < M and n < N:
         y[m, n] = encode_bf16(total)
-
-
-def fp8_quantise(x: Any) -> tuple[Any, Any]:
-    """x [M, K] bf16 bits, a device array -> e4m3 codes [M, K] uint8, e8m0 scales [M, K / 32] uint8."""
-    check_array("x", x, np.uint16, (None, None))
-    check_blocks(x, BLOCK)
-    M, K = x.shape
-    codes, scale = empty((M, K), np.uint8), empty((M, K // BLOCK), np.uint8)
-    if M * K > 0:  # a grid of 0 blocks is a launch error
-        flat = x.reshape(M * K).view(np.uint32), codes.reshape(M * K).view(np.uint16), scale.reshape(M * K // BLOCK)
-        launch(fp8_quantise_kernel, -(-M * K // (2 * THREADS)), THREADS, *flat)
-    return codes, scale
 
 
 def linear_of_codes(x_codes: Any, x_scale: Any, weight: Fp8Weight) -> Any:

@@ -1,24 +1,26 @@
-"""fp8 round trip: each block of 32 entries becomes e4m3 codes with one power-of-two scale, and is read back.
+"""fp8: each block of 32 entries becomes e4m3 codes with one power-of-two scale; the round trip reads them back.
 
 Math       scale = 2^ceil(log2(max(amax, 1e-4) / 448)), amax the largest magnitude of the block
-           y = bf16(e4m3(x / scale) * scale)
+           codes = e4m3(x / scale)      `fp8_quantise`
+           y = bf16(codes * scale)      `fp8_round_trip`
 Shapes     x [..., D] bf16, D a multiple of 32; the blocks lie along the last axis -> y [..., D] bf16
+           x [M, K] bf16 -> codes [M, K] uint8, scale [M, K / 32] e8m0
 Precision  every bit is fixed. The division by 448 is a multiplication by f32(1/448), in f32; the scale is the power of
            two at or above that product, so it is final BEFORE anything is quantised. e4m3 clamps to +-448 and rounds to
            nearest even; the sign of zero survives. x / scale is exact (or far below the smallest code), and so is the
            way back, except that a product above bf16's range is an infinity: 256 * 2^120, when amax is at bf16's end.
            A NaN or an infinity in x leaves its block without a scale (byte 255): the whole block is NaN.
 Launch     grid ceil(N / 512) for N entries, block 256, which is 16 blocks of entries; 1 KiB of shared memory
-Moves      4 N bytes
+Moves      4 N bytes; `fp8_quantise` 3 N + N / 32
 Errors     ValueError when x is not a C-contiguous bf16 array whose last axis is a multiple of 32
-Source     step 3 of the layer
+Source     step 3 of the layer. `fp8_quantise`: packed window rows, and the activation of an fp8 linear
 """
 
 import math
 from typing import Any
 
 import numpy as np
-from numba import cuda, uint32
+from numba import cuda, uint16, uint32
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
 from dsv41_numba.formats.e4m3 import decode_e4m3, e4m3_to_f32, encode_e4m3, f32_to_e4m3
@@ -28,6 +30,7 @@ from dsv41_numba.runtime.backend import empty, launch
 
 THREADS = 256  # two entries each: a multiple of every block length, so that no block of entries is split
 BLOCK = 32  # entries that share a scale
+WORDS_PER_BLOCK = BLOCK // 2
 AMAX_FLOOR = np.float32(1e-4)  # keeps the scale of a block of zeros above 0
 INVERSE_448 = np.float32(1 / 448)
 
@@ -91,6 +94,23 @@ def word_max(word):
 
 
 @cuda.jit(device=True)
+def fp8_scale(amax):
+    """The e8m0 byte of a block's scale."""
+    # ref: scale = f32_to_e8m0(np.maximum(amax, AMAX_FLOOR) * INVERSE_448)
+    if amax < AMAX_FLOOR:  # false for a NaN, which stays
+        amax = AMAX_FLOOR
+    return encode_e8m0(amax * INVERSE_448)
+
+
+@cuda.jit(device=True)
+def e4m3_codes(word, scale):
+    """The codes of a word of two bf16, quantised by an f32 scale, in the low 16 bits."""
+    # ref: codes = f32_to_e4m3(blocks / e8m0_to_f32(scale)[..., None])
+    low = uint32(encode_e4m3(decode_bf16(word & uint32(0xFFFF)) / scale))
+    return low | uint32(uint32(encode_e4m3(decode_bf16(word >> uint32(16)) / scale)) << uint32(8))
+
+
+@cuda.jit(device=True)
 def e4m3_round_trip(x_bits, scale):
     """The bf16 pattern of one entry, quantised by an f32 scale and read back."""
     # ref: codes = f32_to_e4m3(blocks / e8m0_to_f32(scale)[..., None])
@@ -111,19 +131,52 @@ def fp8_round_trip_kernel(x, y):
     if i < words:
         word = x[i]
     # ref: amax = np.abs(blocks).max(-1)
-    amax = decode_bf16(group_max(word_max(word), partial, BLOCK // 2))
-    # ref: scale = f32_to_e8m0(np.maximum(amax, AMAX_FLOOR) * INVERSE_448)
-    if amax < AMAX_FLOOR:  # false for a NaN, which stays
-        amax = AMAX_FLOOR
-    scale = decode_e8m0(encode_e8m0(amax * INVERSE_448))
+    amax = decode_bf16(group_max(word_max(word), partial, WORDS_PER_BLOCK))
+    scale = decode_e8m0(fp8_scale(amax))
     if i < words:
         low, high = e4m3_round_trip(word & uint32(0xFFFF), scale), e4m3_round_trip(word >> uint32(16), scale)
         y[i] = low | high << uint32(16)
 
 
+@cuda.jit
+def fp8_quantise_kernel(x, codes, scale):
+    """x [words] of two bf16 -> codes [words] of two e4m3, the first in the low byte; scale [words / 16] e8m0. One
+    thread a word; 16 neighbours share a scale, which the first of them writes."""
+    partial = cuda.shared.array(THREADS, uint32)
+    i = cuda.grid(1)
+    words = x.shape[0]
+    word = uint32(0)
+    if i < words:
+        word = x[i]
+    # ref: amax = np.abs(blocks).max(-1)
+    byte = fp8_scale(decode_bf16(group_max(word_max(word), partial, WORDS_PER_BLOCK)))
+    if i < words:
+        codes[i] = uint16(e4m3_codes(word, decode_e8m0(byte)))
+        if i % WORDS_PER_BLOCK == 0:
+            scale[i // WORDS_PER_BLOCK] = byte
+
+
 def fp8_round_trip(x):
     """x [..., D] bf16 bits, a device array -> [..., D] bf16 bits."""
     return launch_blocks(fp8_round_trip_kernel, BLOCK, x)
+
+
+def fp8_quantise(x: Any) -> tuple[Any, Any]:
+    """x [M, K] bf16 bits, a device array -> e4m3 codes [M, K] uint8, e8m0 scales [M, K / 32] uint8."""
+    return launch_quantise(fp8_quantise_kernel, BLOCK, np.uint16, x)
+
+
+def launch_quantise(kernel: Any, block: int, word: Any, x: Any) -> tuple[Any, Any]:
+    """Check x [M, K], run a kernel of one thread a word of two entries over its flat view: codes, a `word` of two codes
+    for each of those, and scales, one for each block."""
+    check_array("x", x, np.uint16, (None, None))
+    check_blocks(x, block)
+    M, K = x.shape
+    codes, scale = empty((M, K // 2 * np.dtype(word).itemsize), np.uint8), empty((M, K // block), np.uint8)
+    if M * K > 0:  # a grid of 0 blocks is a launch error
+        flat = x.reshape(M * K).view(np.uint32), codes.reshape(codes.size).view(word), scale.reshape(scale.size)
+        launch(kernel, -(-M * K // (2 * THREADS)), THREADS, *flat)
+    return codes, scale
 
 
 def launch_blocks(kernel: Any, block: int, x: Any) -> Any:

@@ -8,10 +8,12 @@ Math       logit[t, h, s] = scale * sum_d q[t, h, d] * row[idx[t, s], d]
            and it is not scaled; -inf is no sink. A query whose slots are all empty gets exactly 0.
 Shapes     q [T, H, D] bf16 with D even and <= 512, window_rows [W, D] bf16, compress_rows [G, D] bf16 (G may be 0),
            idx [T, S] int32, attn_sink [H] f32, scale a float, head_dim**-0.5 -> o [T, H, D] bf16
+           Either kind of rows may be PackedRows [W, D] or [G, D] (`formats.packed_rows`) instead
 Precision  all in f32, the weights too (nothing is rounded to bf16 before the value product); one rounding to bf16 at
            the end. Online softmax over tiles of 32 slots, its maximum starting at the sink
 Launch     grid T ceil(H / 8), block 256; 42.3 KiB of shared memory
-Moves      4 T H D bytes for q and o, 4 T S for idx; each of the at most T S rows named once: 2 D bytes
+Moves      4 T H D bytes for q and o, 4 T S for idx; each of the at most T S rows named once: 2 D bytes, or those of a
+           packed row
 Errors     ValueError when an array's dtype, shape or layout is not as above. An index below -1 or from W + G on is an
            error that no launcher can see in device memory: the reference and the emulator's bounds check report it,
            a GPU reads whatever lies there
@@ -19,12 +21,15 @@ Source     step 11 of the layer
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import cuda, float32, int32, uint32
 
 from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
+from dsv41_numba.formats.packed_rows import COMPRESSED, WINDOW, PackedRows
 from dsv41_numba.ops.checks import check_array
+from dsv41_numba.ops.packed_rows import check_packed, row_word
 from dsv41_numba.runtime.backend import empty, launch
 
 HEADS = 8  # heads of a block: each row that it stages serves all of them
@@ -40,18 +45,14 @@ GATHERED_BYTES = 1 << 26  # gathered f64 rows that the reference holds at a time
 
 
 def sparse_attention_ref(
-    q: np.ndarray,
-    window_rows: np.ndarray,
-    compress_rows: np.ndarray,
-    idx: np.ndarray,
-    attn_sink: np.ndarray,
-    scale: float,
+    q: np.ndarray, window_rows: Any, compress_rows: Any, idx: np.ndarray, attn_sink: np.ndarray, scale: float
 ) -> np.ndarray:
-    """q [T, H, D] bf16, window_rows [W, D] bf16, compress_rows [G, D] bf16, idx [T, S] int32, attn_sink [H] f32, a
-    float -> o [T, H, D] bf16.
+    """q [T, H, D] bf16, window_rows [W, D] bf16 or packed, compress_rows [G, D] likewise, idx [T, S] int32,
+    attn_sink [H] f32, a float -> o [T, H, D] bf16.
 
     The sums are float64's, so that their bits do not depend on NumPy's order, which changes with the shapes.
     """
+    window_rows, compress_rows = as_values(window_rows), as_values(compress_rows)
     T, H, D = q.shape
     W, G, S = len(window_rows), len(compress_rows), idx.shape[1]
     if ((idx < -1) | (idx >= W + G)).any():
@@ -75,6 +76,11 @@ def sparse_attention_ref(
     return as_bf16(o)
 
 
+def as_values(rows: Any) -> np.ndarray:
+    """The bf16 numbers of rows on the host, packed or not."""
+    return rows.to_bf16() if isinstance(rows, PackedRows) else rows
+
+
 @cuda.jit(device=True)
 def low_bf16(word):
     """The even dimension of a word."""
@@ -88,11 +94,11 @@ def high_bf16(word):
 
 
 @cuda.jit(device=True)
-def stage_row(rows, i, row_tile, s):
-    """row_tile[s] = rows[i], by 32 neighbouring threads."""
+def stage_row(rows, scales, i, words, row_tile, s):
+    """row_tile[s] = row i, by 32 neighbouring threads: what follows never knows whether it was packed."""
     m = cuda.threadIdx.x % SLOTS
-    while m < rows.shape[1]:
-        row_tile[s, m] = rows[i, m]
+    while m < words:
+        row_tile[s, m] = row_word(rows, scales, i, m, words)
         m += SLOTS
 
 
@@ -128,13 +134,16 @@ def sum_over_slots(value, partial):
 
 
 @cuda.jit
-def sparse_attention_kernel(q, window_rows, compress_rows, idx, attn_sink, scale, o):
+def sparse_attention_kernel(
+    q, window_rows, window_scales, compress_rows, compress_scales, idx, attn_sink, scale, o
+):  # fmt: skip
     """One block 8 heads of one token. A tile of 32 rows is staged once and serves them all, first as keys, then as
     values. For the logits thread t has head t // 32 and slot t % 32; for the values it has dimensions 2t and 2t + 1.
 
     q [T, H, D / 2], window_rows [W, D / 2], compress_rows [G, D / 2] and o [T, H, D / 2] are words of two bf16: half as
-    many reads. The innermost loops are `while` loops: a `range` keeps a second count beside its variable, which costs
-    more than their work, and hides from the compiler that it can unroll them (three times slower, measured).
+    many reads. Packed rows are bytes of codes instead, with their scales; rows of bf16 have none. The innermost loops
+    are `while` loops: a `range` keeps a second count beside its variable, which costs more than their work, and hides
+    from the compiler that it can unroll them (three times slower, measured).
     """
     q_tile = cuda.shared.array((HEADS, MAX_WORDS), uint32)
     row_tile = cuda.shared.array((SLOTS, PADDED_WORDS), uint32)
@@ -177,9 +186,9 @@ def sparse_attention_kernel(q, window_rows, compress_rows, idx, attn_sink, scale
         for s in range(head, slots, HEADS):
             i = slot_row[s]
             if i >= W:
-                stage_row(compress_rows, i - W, row_tile, s)
+                stage_row(compress_rows, compress_scales, i - W, words, row_tile, s)
             elif i != -1:
-                stage_row(window_rows, i, row_tile, s)
+                stage_row(window_rows, window_scales, i, words, row_tile, s)
         cuda.syncthreads()  # the rows, and before the first tile q too, are staged before anyone multiplies
         # ref: logit = (q_t @ rows.transpose(0, 2, 1)).astype(np.float32) * np.float32(scale)
         # ref: logit = np.where((idx_t != -1)[:, None, :], logit, NEG_INF)
@@ -236,23 +245,32 @@ def check_operands(q, window_rows, compress_rows, idx, attn_sink) -> tuple[int, 
     T, H, D = q.shape
     if D > MAX_D or D % 2 != 0:
         raise ValueError(f"q: expected an even number of dimensions, at most {MAX_D}, got {D}")
-    check_array("window_rows", window_rows, np.uint16, (None, D))
-    check_array("compress_rows", compress_rows, np.uint16, (None, D))
+    for name, rows, format in (("window_rows", window_rows, WINDOW), ("compress_rows", compress_rows, COMPRESSED)):
+        if isinstance(rows, PackedRows):
+            check_packed(name, rows, format, (None, D))
+        else:
+            check_array(name, rows, np.uint16, (None, D))
     check_array("idx", idx, np.int32, (T, None))
     check_array("attn_sink", attn_sink, np.float32, (H,))
     return T, H, D
 
 
+def row_planes(rows: Any) -> tuple[Any, Any]:
+    """What a kernel is given of rows: words of two bf16 and no scales, or the codes and scales of packed ones."""
+    if isinstance(rows, PackedRows):
+        return rows.codes, rows.scales
+    return rows.view(np.uint32), empty((0, 0), np.uint8)
+
+
 def sparse_attention(q, window_rows, compress_rows, idx, attn_sink, scale: float):
-    """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, idx [T, S] int32,
-    attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits."""
+    """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, either may be packed,
+    idx [T, S] int32, attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits."""
     T, H, D = check_operands(q, window_rows, compress_rows, idx, attn_sink)
     o = empty((T, H, D), np.uint16)
     if T * H > 0:  # a grid of 0 blocks is a launch error
-        grid = T * -(-H // HEADS)
-        q, window_rows, compress_rows, o_words = (x.view(np.uint32) for x in (q, window_rows, compress_rows, o))
-        args = (q, window_rows, compress_rows, idx, attn_sink, np.float32(scale), o_words)
-        launch(sparse_attention_kernel, grid, THREADS, *args)
+        rows = *row_planes(window_rows), *row_planes(compress_rows)
+        args = (q.view(np.uint32), *rows, idx, attn_sink, np.float32(scale), o.view(np.uint32))
+        launch(sparse_attention_kernel, T * -(-H // HEADS), THREADS, *args)
     return o
 
 

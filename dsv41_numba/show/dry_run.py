@@ -18,6 +18,7 @@ import numpy as np
 
 from dsv41_numba.caches import AttnV41LayerState, SharedV41
 from dsv41_numba.config import AttnV41Cfg
+from dsv41_numba.formats.packed_rows import PackedRows, RowFormat
 from dsv41_numba.layer import AttnV41Run, RopeTable, forward
 from dsv41_numba.ops import Ops
 from dsv41_numba.ops.composed import composed
@@ -164,6 +165,11 @@ def _table(cfg: AttnV41Cfg, role: LayerRole, shared: SharedV41, start_pos: int, 
     def ring_write(rows: Any, ring: Any, start: int) -> None:
         note("ring_write", ring, 2 * min(len(rows), len(ring)) * rows.shape[1] * rows.itemsize)
 
+    def pack_rows(x: Any, format: RowFormat) -> Any:
+        N, D = x.shape
+        rows = PackedRows.new(format, N, D, array)
+        return note("pack_rows", rows, x.nbytes + rows.nbytes)
+
     def index_score(index_q: Any, index_w: Any, index_k: Any, start: int, ratio: int) -> Any:
         run.keys_of = shared.index_k.layer if len(index_k) else None
         score = array((len(index_q), len(index_k)), np.float32)
@@ -213,7 +219,9 @@ def _table(cfg: AttnV41Cfg, role: LayerRole, shared: SharedV41, start_pos: int, 
         rope_inverse=rope_inverse,
         pool=pool,
         store_partial=store_partial,
+        pack_rows=pack_rows,
         ring_write=ring_write,
+        write_rows=ring_write,
         index_score=index_score,
         candidate_blocks=candidate_blocks,
         select=select,
@@ -229,6 +237,7 @@ def _table(cfg: AttnV41Cfg, role: LayerRole, shared: SharedV41, start_pos: int, 
             same["fp8_round_trip"],
             same["fp4_round_trip_e8m0"],
             same["fp4_round_trip_e4m3"],
+            pack_rows,
             ring_write,
             sparse_attention,
         ),

@@ -211,7 +211,7 @@ def _compile_all(model: AttnV41) -> None:
     """Run every kernel of every kind of step once, on short caches: nothing may be compiled while a graph is built."""
     ratios = {max(ratio, 1) for ratio in model.cfg.compress_ratios}
     small = dataclasses.replace(model.cfg, max_seq=4 * math.lcm(*ratios) + 4)
-    double = AttnV41(small, lambda layer: None, TUNED, model.index_keys, model.layers)  # type: ignore[arg-type, return-value]
+    double = AttnV41(small, lambda layer: None, TUNED, model.index_keys, model.layers, cache=model.cache)  # type: ignore[arg-type, return-value]
     double._weights = {layer: model._layer_weights(layer) for layer in model.layers}
     double.sequence.position = 1
     step = DecodeStep(double)

@@ -2,11 +2,11 @@
 
 Math       that of `ops.index_score`
 Shapes     index_q [T, Hi, Di] bf16, index_w [T, Hi] bf16, index_k [G, Di] bf16, start_pos and ratio integers
-           -> score [T, G] f32 that holds bf16 values; Di 32, 64, 96 or 128, Hi up to 64
+           -> score [T, G] f32 that holds bf16 values; Di 32, 64, 96 or 128, Hi up to 64. Keys may be PackedRows
 Precision  products exact, sums in f32: 16 dimensions at a time, all of one fp4 scale; bf16 exactly where Math says so.
            The heads are added in another order than the plain kernel's, so a score may be one bf16 step off
 Launch     grid (ceil(G / 256), ceil(T / 8)), block 128; no shared memory
-Moves      2 T Hi Di + 2 T Hi + 2 G Di bytes in, 4 T G out
+Moves      2 T Hi Di + 2 T Hi + 2 G Di bytes in (of packed keys G Di / 2 + G Di / 32), 4 T G out
 Errors     ValueError as `ops.index_score`. Other sizes, and GPUs below compute capability 8.0, run the plain kernel
 Source     step 7 of the layer
 
@@ -19,7 +19,8 @@ lane reads 16 neighbouring bytes, 8 dimensions, and uses them as two steps' oper
     first step                     a0: 0 1  a2: 2 3
     second step                    a0: 4 5  a2: 6 7
 
-No matrix is staged in shared memory, and nothing is shuffled on its way in. What comes out lies so that a lane has 8 of
+No matrix is staged in shared memory, and nothing is shuffled on its way in. The 8 dimensions of a packed key are 4
+bytes, which become the same registers (`packed_rows`). What comes out lies so that a lane has 8 of
 32 heads of a key; it adds those, and the four lanes of a key meet in two shuffles.
 """
 
@@ -30,8 +31,9 @@ import numpy as np
 from numba import cuda, float32, uint32
 
 from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.ops import PLAIN
-from dsv41_numba.ops.checks import check_array
+from dsv41_numba.ops.index_score import check_operands, key_planes
 from dsv41_numba.runtime.backend import empty, launch
 from dsv41_numba.tuned.operands import capability, on_16_bytes
 from dsv41_numba.tuned.position import given, reader
@@ -48,15 +50,19 @@ NEG_INF = np.float32(-np.inf)
 
 
 @functools.cache
-def kernel(chunks: int, head_tiles: int, position: Any = given) -> Any:
+def kernel(chunks: int, head_tiles: int, position: Any = given, packed: bool = False) -> Any:
     """The kernel for this many chunks of 32 dimensions and tiles of 8 heads; `position` finds start_pos."""
+    from dsv41_numba.tuned.packed_rows import eight_of_key
     from dsv41_numba.tuned.ptx import load_16_bytes, mma_m16n8k16, multiply_bf16, relu_bf16
 
     WORDS = 4 * chunks  # of a row, in one lane
 
     @cuda.jit(launch_bounds=(THREADS, 2))
-    def index_score_mma_kernel(index_q, index_w, index_k, start_pos, ratio, score):
-        """One warp 64 keys, one block 256 of them and 8 tokens. index_q is [T * Hi, Di]."""
+    def index_score_mma_kernel(index_q, index_w, index_k, scales, start_pos, ratio, score):
+        """One warp 64 keys, one block 256 of them and 8 tokens. index_q is [T * Hi, Di].
+
+        index_k is [G, Di] bf16, or packed [G, Di / 8] words of 8 codes with their scales [G, Di / 32].
+        """
         keys = cuda.local.array((KEY_TILES, 2, WORDS), uint32)
         q = cuda.local.array(WORDS, uint32)
         totals = cuda.local.array((KEY_TILES, 2), float32)
@@ -68,7 +74,13 @@ def kernel(chunks: int, head_tiles: int, position: Any = given) -> Any:
             for half in range(2):
                 g = g0 + 16 * i + 8 * half + row
                 for j in range(chunks):
-                    words = load_16_bytes(index_k, g, CHUNK * j + 8 * c, g < G)
+                    if packed:
+                        codes, byte = uint32(0), uint32(0)
+                        if g < G:
+                            codes, byte = uint32(index_k[g, 4 * j + c]), uint32(scales[g, j])
+                        words = eight_of_key(codes, byte)
+                    else:
+                        words = load_16_bytes(index_k, g, CHUNK * j + 8 * c, g < G)
                     for n in range(4):
                         keys[i, half, 4 * j + n] = words[n]
         t0 = cuda.blockIdx.y * TOKENS
@@ -124,7 +136,7 @@ def sizes_fit(index_q: Any, index_k: Any) -> bool:
     _, Hi, Di = index_q.shape
     if Di == 0 or Di % CHUNK != 0 or Di > CHUNK * MAX_CHUNKS or not 0 < Hi <= 8 * MAX_HEAD_TILES:
         return False
-    return on_16_bytes(index_q, index_k)
+    return on_16_bytes(index_q, key_planes(index_k)[0])
 
 
 def fits(index_q: Any, index_k: Any) -> bool:
@@ -137,19 +149,20 @@ def launch_mma(index_q: Any, index_w: Any, index_k: Any, start_pos: Any, ratio: 
     T, Hi, Di = index_q.shape
     grid = (-(-index_k.shape[0] // (WARPS * KEYS)), -(-T // TOKENS))
     rows = index_q.reshape(T * Hi, Di)
-    made = kernel(Di // CHUNK, -(-Hi // 8), reader(start_pos))
-    launch(made, grid, THREADS, rows, index_w, index_k, start_pos, ratio, score)
+    packed = isinstance(index_k, PackedRows)
+    keys, scales = key_planes(index_k)
+    if packed:
+        keys = keys.view(np.uint32)
+    made = kernel(Di // CHUNK, -(-Hi // 8), reader(start_pos), packed)
+    launch(made, grid, THREADS, rows, index_w, keys, scales, start_pos, ratio, score)
 
 
 def index_score(index_q: Any, index_w: Any, index_k: Any, start_pos: int, ratio: int) -> Any:
-    """index_q [T, Hi, Di] bf16 bits, index_w [T, Hi] bf16 bits, index_k [G, Di] bf16 bits, all device arrays ->
-    score [T, G] f32."""
-    check_array("index_q", index_q, np.uint16, (None, None, None))
-    T, Hi, Di = index_q.shape
-    check_array("index_w", index_w, np.uint16, (T, Hi))
-    check_array("index_k", index_k, np.uint16, (None, Di))
-    if start_pos < 0 or ratio < 1 or T * index_k.shape[0] == 0 or not fits(index_q, index_k):
+    """index_q [T, Hi, Di] bf16 bits, index_w [T, Hi] bf16 bits, index_k [G, Di] bf16 bits or packed, all device arrays
+    -> score [T, G] f32."""
+    T, G = check_operands(index_q, index_w, index_k)
+    if start_pos < 0 or ratio < 1 or T * G == 0 or not fits(index_q, index_k):
         return PLAIN.index_score(index_q, index_w, index_k, start_pos, ratio)
-    score = empty((T, index_k.shape[0]), np.float32)
+    score = empty((T, G), np.float32)
     launch_mma(index_q, index_w, index_k, start_pos, ratio, score)
     return score

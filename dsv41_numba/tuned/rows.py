@@ -3,11 +3,12 @@
 Math       that of `ops.composed`
 Shapes     that of `ops.composed`; D a multiple of the quantiser's block, at most 1024
 Precision  every bit that of the stages one after the other. Squares are added in rmsnorm's order: 128 strided parts,
-           then a tree. The quantisers make no codes: a number is rounded where it lies, by adding and subtracting one
-           so large that what the format has no bits for is lost
+           then a tree. For a bf16 cache the quantisers make no codes: a number is rounded where it lies, by adding and
+           subtracting one so large that what the format has no bits for is lost
 Launch     grid ceil(rows / (8 ROWS)), block (32, 8); no shared memory. A warp has ROWS rows at a time: as many as make
            four words of 8 bytes a lane, so that enough is on its way to keep memory busy
-Moves      2 bytes a number read and 2 written; kv_rows writes the last W rows once more, into the ring
+Moves      2 bytes a number read and 2 written, or those of a packed row; kv_rows writes the last W rows once more, into
+           the ring
 Errors     those of the stages
 Source     steps 3, 5, 6 and 9 of the layer
 
@@ -21,17 +22,20 @@ tree's first five levels go from lane to lane, the last two stay within one::
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numba import cuda, float32, int32, uint16, uint32, uint64
 
 from dsv41_numba.formats.bf16 import decode_bf16, encode_bf16
-from dsv41_numba.formats.e4m3 import decode_e4m3, encode_e4m3
-from dsv41_numba.formats.e8m0 import decode_e8m0, encode_e8m0
+from dsv41_numba.formats.e4m3 import decode_e4m3
+from dsv41_numba.formats.e8m0 import decode_e8m0
+from dsv41_numba.formats.packed_rows import COMPRESSED, INDEX_KEY, WINDOW, PackedRows, RowFormat
 from dsv41_numba.ops.checks import check_array
-from dsv41_numba.ops.quant_fp4 import AMAX_FLOOR_E4M3, AMAX_FLOOR_E8M0, BLOCK_E4M3, BLOCK_E8M0
-from dsv41_numba.ops.quant_fp8 import AMAX_FLOOR, BLOCK, INVERSE_448, check_blocks
+from dsv41_numba.ops.packed_rows import check_packed
+from dsv41_numba.ops.quant_fp4 import e2m1_codes, fp4_scale_e4m3, fp4_scale_e8m0
+from dsv41_numba.ops.quant_fp8 import check_blocks, e4m3_codes, fp8_scale
 from dsv41_numba.ops.rope import check_positions, turn_pair
 from dsv41_numba.runtime.backend import empty, launch
 from dsv41_numba.tuned.position import reader
@@ -66,19 +70,12 @@ def with_sign_of(x_bits, magnitude):
 
 
 @cuda.jit(device=True)
-def e8m0_scale(amax):
-    """The power of two at or above a number, and 1 over it."""
-    code = uint32(encode_e8m0(amax))
+def e8m0_scale(byte):
+    """The power of two that a byte stands for, and 1 over it."""
+    code = uint32(byte)
     if code == uint32(255):
         return decode_e8m0(code), decode_e8m0(code)
     return decode_e8m0(code), decode_e8m0(uint32(254) - code)
-
-
-@cuda.jit(device=True)
-def fp8_scale(amax):
-    if amax < AMAX_FLOOR:  # false for a NaN, which stays
-        amax = AMAX_FLOOR
-    return e8m0_scale(amax * INVERSE_448)
 
 
 @cuda.jit(device=True)
@@ -89,13 +86,6 @@ def fp8_round_trip(x_bits, scale, inverse):
 
 
 @cuda.jit(device=True)
-def fp4_e8m0_scale(amax):
-    if amax < AMAX_FLOOR_E8M0:
-        amax = AMAX_FLOOR_E8M0
-    return e8m0_scale(amax / float32(6.0))
-
-
-@cuda.jit(device=True)
 def fp4_e8m0_round_trip(x_bits, scale, inverse):
     """As `ops.quant_fp4.e2m1_round_trip`."""
     code = min(decode_bf16(uint16(x_bits & uint32(0x7FFF))) * inverse, float32(6.0))
@@ -103,10 +93,9 @@ def fp4_e8m0_round_trip(x_bits, scale, inverse):
 
 
 @cuda.jit(device=True)
-def fp4_e4m3_scale(amax):
-    if amax < AMAX_FLOOR_E4M3:
-        amax = AMAX_FLOOR_E4M3
-    scale = decode_e4m3(encode_e4m3(amax / float32(6.0)))
+def e4m3_scale(byte):
+    """The scale that a byte stands for, twice: nobody multiplies by the inverse of one that is no power of two."""
+    scale = decode_e4m3(byte)
     return scale, scale
 
 
@@ -117,10 +106,35 @@ def fp4_e4m3_round_trip(x_bits, scale, _):
     return with_sign_of(x_bits, rounded(code, 127, E2M1_BITS) * scale)
 
 
+@cuda.jit(device=True)
+def four_e4m3(word, scale):
+    """The codes of a word of four bf16, in 32 bits."""
+    low, high = uint32(word & uint64(0xFFFFFFFF)), uint32(word >> uint64(32))
+    return e4m3_codes(low, scale) | uint32(e4m3_codes(high, scale) << uint32(16))
+
+
+@cuda.jit(device=True)
+def four_e2m1(word, scale):
+    """The codes of a word of four bf16, in 16 bits."""
+    low, high = uint32(word & uint64(0xFFFFFFFF)), uint32(word >> uint64(32))
+    return uint32(e2m1_codes(low, scale)) | uint32(uint32(e2m1_codes(high, scale)) << uint32(8))
+
+
+@dataclass(frozen=True)
+class Quantiser:
+    """What a kernel needs: the byte of a block's scale, what it stands for, a number's round trip, a word's codes."""
+
+    scale_byte: Any
+    scale_of: Any
+    round_trip: Any
+    codes: Any
+    word: Any  # the type of four codes
+
+
 QUANTISERS = {
-    "fp8": (fp8_scale, fp8_round_trip, BLOCK),
-    "fp4 e8m0": (fp4_e8m0_scale, fp4_e8m0_round_trip, BLOCK_E8M0),
-    "fp4 e4m3": (fp4_e4m3_scale, fp4_e4m3_round_trip, BLOCK_E4M3),
+    WINDOW: Quantiser(fp8_scale, e8m0_scale, fp8_round_trip, four_e4m3, np.uint32),
+    INDEX_KEY: Quantiser(fp4_scale_e8m0, e8m0_scale, fp4_e8m0_round_trip, four_e2m1, np.uint16),
+    COMPRESSED: Quantiser(fp4_scale_e4m3, e4m3_scale, fp4_e4m3_round_trip, four_e2m1, np.uint16),
 }
 
 
@@ -153,18 +167,23 @@ def turned(word, w, angle_row, cos, sin, copied):
 
 
 @functools.cache
-def rows_kernel(D: int, norm: bool, quantiser: str, position_of: Any, returned: bool, cached: bool) -> Any:
-    """The kernel for rows of D, with a norm or without; its result returned, cached, or both."""
-    scale_of, round_trip, block = QUANTISERS[quantiser]
+def rows_kernel(
+    D: int, norm: bool, format: RowFormat, position_of: Any, returned: bool, cached: bool, packed: bool
+) -> Any:
+    """The kernel for rows of D, with a norm or without; its result returned, cached, or both, and packed or in bf16."""
+    quantiser = QUANTISERS[format]
+    scale_byte, scale_of, round_trip = quantiser.scale_byte, quantiser.scale_of, quantiser.round_trip
+    codes_of, block = quantiser.codes, format.block
     WORDS = D // PER_WORD  # of a row
     PER_LANE = -(-WORDS // WARP)
     ROWS = rows_of_a_warp(D)
     SHARERS = block // PER_WORD  # lanes with the same scale
 
     @cuda.jit
-    def fused_rows_kernel(x, weight, eps, cos, sin, start_pos, ratio, heads, y, cache):
-        """x and y [rows, D / 4], cache [slots, D / 4] words of four bf16, weight [D]; `heads` rows a token.
+    def fused_rows_kernel(x, weight, eps, cos, sin, start_pos, ratio, heads, y, y_scales, cache, cache_scales):
+        """x [rows, D / 4] words of four bf16, weight [D]; `heads` rows a token.
 
+        y [rows, D / 4] and cache [slots, D / 4] are such words too, or packed of four codes, with the blocks' scales.
         Token t is group start_pos // ratio + t, stands at ratio times that, and in the slot of that number.
         """
         words = cuda.local.array((ROWS, PER_LANE), uint64)
@@ -214,16 +233,25 @@ def rows_kernel(D: int, norm: bool, quantiser: str, position_of: Any, returned: 
                 while apart > 0:
                     largest = max(largest, uint32(cuda.shfl_xor_sync(LANES, int32(largest), apart)))
                     apart //= 2
-                scale, inverse = scale_of(decode_bf16(uint16(largest)))
+                byte = scale_byte(decode_bf16(uint16(largest)))
+                scale, inverse = scale_of(byte)
                 quantised = uint64(0)
-                for c in range(PER_WORD):
-                    bits = round_trip(uint32(entry(word, c)), scale, inverse)
-                    quantised |= uint64(bits) << uint64(16 * c)
+                if packed:
+                    quantised = uint64(codes_of(word, scale))
+                else:
+                    for c in range(PER_WORD):
+                        bits = round_trip(uint32(entry(word, c)), scale, inverse)
+                        quantised |= uint64(bits) << uint64(16 * c)
                 if inside:
                     if returned:
                         y[row0 + i, w] = quantised
+                        if packed and w % SHARERS == 0:
+                            y_scales[row0 + i, w // SHARERS] = byte
                     if cached and t >= tokens - cache.shape[0]:  # a row that a later one replaces is not written
-                        cache[(first + t) % cache.shape[0], w] = quantised
+                        slot = (first + t) % cache.shape[0]
+                        cache[slot, w] = quantised
+                        if packed and w % SHARERS == 0:
+                            cache_scales[slot, w // SHARERS] = byte
 
     return fused_rows_kernel
 
@@ -237,11 +265,14 @@ def rows_of_a_warp(D: int) -> int:
 def kv_rows(y: Any, weight: Any, eps: float, cos: Any, sin: Any, start_pos: Any, ring: Any) -> Any:
     """y [T, D] bf16 bits, weight [D] f32, ring [W, D] bf16 bits, changed in place -> kv [T, D] bf16 bits.
 
-    start_pos is an integer, here and below, or a device array [1] int64 that holds it.
+    A ring or cache may be packed, here and below: then the result is, too. start_pos is an integer, here and below, or
+    a device array [1] int64 that holds it.
     """
-    check_array("ring", ring, np.uint16, (None, y.shape[1]))
-    kv = empty(y.shape, np.uint16)
-    _launch("fp8", y, weight, eps, cos, sin, start_pos, 1, 1, kv, ring)
+    _check_cache("ring", ring, WINDOW, y.shape[1])
+    kv: Any = empty(y.shape, np.uint16)
+    if isinstance(ring, PackedRows):
+        kv = PackedRows.new(WINDOW, y.shape[0], y.shape[1], empty)
+    _launch(WINDOW, y, weight, eps, cos, sin, start_pos, 1, 1, kv, ring)
     return kv
 
 
@@ -250,16 +281,16 @@ def index_key_rows(
 ) -> Any:  # fmt: skip
     """y [n, Di] bf16 bits, weight [Di] f32, cache [N, Di] bf16 bits -> index_k [n, Di] bf16 bits, a part of the cache;
     None where start_pos is in device memory."""
-    place = _room("cache", cache, y, start_pos, ratio)
-    _launch("fp4 e8m0", y, weight, eps, cos, sin, start_pos, ratio, 1, None, cache)
+    place = _room(cache, INDEX_KEY, y, start_pos, ratio)
+    _launch(INDEX_KEY, y, weight, eps, cos, sin, start_pos, ratio, 1, None, cache)
     return place
 
 
 def latent_rows(latent: Any, cos: Any, sin: Any, start_pos: Any, ratio: int, cache: Any) -> Any:
     """latent [n, D] bf16 bits, cache [N, D] bf16 bits -> latent_q [n, D] bf16 bits, a part of the cache; None where
     start_pos is in device memory."""
-    place = _room("cache", cache, latent, start_pos, ratio)
-    _launch("fp4 e4m3", latent, None, 0.0, cos, sin, start_pos, ratio, 1, None, cache)
+    place = _room(cache, COMPRESSED, latent, start_pos, ratio)
+    _launch(COMPRESSED, latent, None, 0.0, cos, sin, start_pos, ratio, 1, None, cache)
     return place
 
 
@@ -269,29 +300,36 @@ def index_query_rows(y: Any, cos: Any, sin: Any, start_pos: Any) -> Any:
     T, Hi, Di = y.shape
     index_q = empty((T, Hi, Di), np.uint16)
     rows = T * Hi, Di
-    _launch("fp4 e8m0", y.reshape(rows), None, 0.0, cos, sin, start_pos, 1, Hi, index_q.reshape(rows), None)
+    _launch(INDEX_KEY, y.reshape(rows), None, 0.0, cos, sin, start_pos, 1, Hi, index_q.reshape(rows), None)
     return index_q
 
 
-def _room(name: str, cache: Any, rows: Any, start_pos: Any, ratio: int) -> Any:
+def _check_cache(name: str, cache: Any, format: RowFormat, D: int) -> None:
+    """Refuse a ring or cache that is neither bf16 bits [N, D] nor packed in this format."""
+    if isinstance(cache, PackedRows):
+        check_packed(name, cache, format, (None, D))
+    else:
+        check_array(name, cache, np.uint16, (None, D))
+
+
+def _room(cache: Any, format: RowFormat, rows: Any, start_pos: Any, ratio: int) -> Any:
     """The part of a cache that the rows go to. ValueError when there is none."""
-    check_array(name, cache, np.uint16, (None, rows.shape[1]))
+    _check_cache("cache", cache, format, rows.shape[1])
     if hasattr(start_pos, "shape"):
         return None
     first, n = start_pos // ratio, rows.shape[0]
     if first + n > cache.shape[0]:
-        raise ValueError(f"{name}: expected room for rows {first} to {first + n - 1}, got {cache.shape[0]} rows")
+        raise ValueError(f"cache: expected room for rows {first} to {first + n - 1}, got {cache.shape[0]} rows")
     return cache[first : first + n]
 
 
 def _launch(
-    quantiser: str, x: Any, weight: Any, eps: float, cos: Any, sin: Any, start_pos: Any, ratio: int, heads: int,
+    format: RowFormat, x: Any, weight: Any, eps: float, cos: Any, sin: Any, start_pos: Any, ratio: int, heads: int,
     y: Any, cache: Any,
 ) -> None:  # fmt: skip
     check_array("y", x, np.uint16, (None, None))
     n_rows, D = x.shape
-    block = QUANTISERS[quantiser][2]
-    check_blocks(x, block)
+    check_blocks(x, format.block)
     if D > MOST_D:
         raise ValueError(f"y: expected rows of at most {MOST_D}, got {D}")
     if weight is not None:
@@ -304,8 +342,16 @@ def _launch(
         check_positions(cos, n_rows // max(heads, 1), start_pos // ratio * ratio, ratio)
     if n_rows == 0:  # a grid of 0 blocks is a launch error
         return
-    nothing = x[:0].view(np.uint64)
-    kernel = rows_kernel(D, weight is not None, quantiser, reader(start_pos), y is not None, cache is not None)
+    packed = isinstance(cache, PackedRows)
+    word = QUANTISERS[format].word if packed else np.uint64
+    no_words, no_scales = empty((0, 0), word), empty((0, 0), np.uint8)
+
+    def planes(rows: Any) -> tuple[Any, Any]:
+        if rows is None:
+            return no_words, no_scales
+        return (rows.codes.view(word), rows.scales) if packed else (rows.view(word), no_scales)
+
+    kernel = rows_kernel(D, weight is not None, format, reader(start_pos), y is not None, cache is not None, packed)
     launch(
         kernel,
         -(-n_rows // (WARPS * rows_of_a_warp(D))),
@@ -318,6 +364,6 @@ def _launch(
         start_pos,
         ratio,
         heads,
-        nothing if y is None else y.view(np.uint64),
-        nothing if cache is None else cache.view(np.uint64),
+        *planes(y),
+        *planes(cache),
     )

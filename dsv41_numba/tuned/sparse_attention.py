@@ -16,6 +16,9 @@ does, in blocks of 64 slots, each relative to the largest logit up to and includ
 the denominator sums them unrounded. That is what `sparse_attention_ref` here computes. decode and mma, which have time
 for it, multiply a bf16 weight and then the bf16 of what rounding left of it: as good as f32, and held to the reference
 in `ops`. A rung is imported when it is first picked: all but plain need numba-cuda.
+
+Rows may be packed (`formats.packed_rows`). decode and plain read them as they are. A prefill names each row hundreds of
+times, so mma and wgmma have all of them unpacked first, once, and then read bf16.
 """
 
 import importlib
@@ -26,9 +29,10 @@ from typing import Any
 import numpy as np
 
 from dsv41_numba.formats.bf16 import as_bf16
+from dsv41_numba.formats.packed_rows import PackedRows
 from dsv41_numba.ops import PLAIN, REFERENCE
 from dsv41_numba.ops.rope import check_operands as check_turn
-from dsv41_numba.ops.sparse_attention import check_operands
+from dsv41_numba.ops.sparse_attention import as_values, check_operands
 from dsv41_numba.runtime.backend import empty
 from dsv41_numba.tuned.linear import Choice
 from dsv41_numba.tuned.operands import NO_GPU, capability, on_16_bytes
@@ -45,16 +49,11 @@ PICKED: Counter[tuple[str, str]] = Counter()  # launches of this process by rung
 
 
 def sparse_attention_ref(
-    q: np.ndarray,
-    window_rows: np.ndarray,
-    compress_rows: np.ndarray,
-    idx: np.ndarray,
-    attn_sink: np.ndarray,
-    scale: float,
+    q: np.ndarray, window_rows: Any, compress_rows: Any, idx: np.ndarray, attn_sink: np.ndarray, scale: float
 ) -> np.ndarray:
-    """q [T, H, D] bf16, window_rows [W, D] bf16, compress_rows [G, D] bf16, idx [T, S] int32, attn_sink [H] f32, a
-    float -> o [T, H, D] bf16, with weights in bf16, block by block of 64 slots."""
-    rows = np.concatenate([window_rows, compress_rows])
+    """The arguments of `ops.sparse_attention.sparse_attention_ref` -> o [T, H, D] bf16, with weights in bf16, block by
+    block of 64 slots."""
+    rows = np.concatenate([as_values(window_rows), as_values(compress_rows)])
     o = np.zeros(q.shape, np.float32)
     for t in range(len(q)):
         highest = np.full((q.shape[1], 1), LOWEST)
@@ -103,7 +102,8 @@ def pick(T: int, H: int, D: int, S: int, scale: float, capability: tuple[int, in
 
 def picked(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float) -> Choice:
     """The choice for these arguments of `sparse_attention` on this machine."""
-    operands = [array for array in (q, window_rows, compress_rows) if array.size > 0]
+    planes = [rows.codes if isinstance(rows, PackedRows) else rows for rows in (window_rows, compress_rows)]
+    operands = [array for array in (q, *planes) if array.size > 0]
     T, H, D = q.shape
     return pick(T, H, D, idx.shape[1], scale, capability(), on_16_bytes(*operands))
 
@@ -117,7 +117,15 @@ def rung(name: str) -> Callable[..., None]:
     """The function that fills o: `launch_<name>` of `sparse_<name>`; (*arguments of attention_turned_back, o)."""
     module = importlib.import_module(f"dsv41_numba.tuned.sparse_{name}")
     launch: Callable[..., None] = getattr(module, f"launch_{name}")
-    return launch
+    if name == "decode":
+        return launch
+
+    def launch_unpacked(q: Any, window_rows: Any, compress_rows: Any, *rest: Any) -> None:
+        from dsv41_numba.tuned.packed_rows import unpack_rows
+
+        launch(q, unpack_rows(window_rows), unpack_rows(compress_rows), *rest)
+
+    return launch_unpacked
 
 
 def sparse_attention_by(
@@ -145,8 +153,9 @@ def sparse_attention_by(
 
 
 def sparse_attention(q: Any, window_rows: Any, compress_rows: Any, idx: Any, attn_sink: Any, scale: float) -> Any:
-    """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, idx [T, S] int32,
-    attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits, by the rung that fits best."""
+    """q [T, H, D] bf16 bits, window_rows [W, D] bf16 bits, compress_rows [G, D] bf16 bits, or both packed,
+    idx [T, S] int32, attn_sink [H] f32, all device arrays, and a float -> o [T, H, D] bf16 bits, by the rung that fits
+    best."""
     arguments = (q, window_rows, compress_rows, idx, attn_sink, scale)
     choice = _noted(picked(*arguments))
     if choice.rung == "plain":

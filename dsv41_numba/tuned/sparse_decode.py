@@ -3,13 +3,15 @@
 Math       as in `ops.sparse_attention`
 Shapes     q [T, H, D] bf16 with D a multiple of 16 and <= 512, window_rows [W, D] bf16, compress_rows [G, D] bf16,
            idx [T, S] int32, attn_sink [H] f32, scale > 0, cos, sin [P, R / 2] f32 -> o [T, H, D] bf16, the last
-           R columns of each head turned back by the token's position; any T, H, W, G, S above 0
+           R columns of each head turned back by the token's position; any T, H, W, G, S above 0. Both kinds of rows
+           may be PackedRows
 Precision  products of bf16 and their sums in f32, by the tensor cores; weights 2^(logit log2 e - maximum) in parts of
            32 slots, for the value product as a bf16 and the bf16 of what that rounding left; parts add up in f32; one
            rounding to bf16 at the end
 Launch     1: grid (S / 32, H / 16, T), rounded up, block 256, at most 48 KiB of shared memory; 2: grid (H, T, D / 256),
            rounded up, block 512
-Moves      4 T H D bytes for q and o, 4 T S for idx, 2 D bytes for each row that is named; launches cost more
+Moves      4 T H D bytes for q and o, 4 T S for idx, 2 D bytes, or a packed row's, for each row that is named; launches
+           cost more
 Errors     ValueError when an array's dtype, shape or layout is not as above
 Source     step 11 of the layer, for a decode step; compute capability 8.0 and up
 
@@ -25,8 +27,9 @@ takes a quarter of the columns and half of the slots; then all exchange their su
     columns 0-63     64-127           256-319          320-383           of the part's output
 
 What a thread holds of the scores, rounded and packed, is mma.sync's operand A as it stands: no weight passes through
-shared memory. On compute capability 9.0 and up the second launch starts while the first one runs, and waits for its
-end.
+shared memory. Packed rows come through registers: a warp asks for the codes and scales of all its rows before it makes
+bf16 of the first, so there is one wait, too. On compute capability 9.0 and up the second launch starts while the first
+one runs, and waits for its end.
 """
 
 import ctypes
@@ -34,12 +37,14 @@ import functools
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int32, int64, types, uint32
+from numba import cuda, float32, int32, int64, types, uint32, uint64
 
+from dsv41_numba.formats.packed_rows import COMPRESSED, WINDOW, PackedRows
 from dsv41_numba.ops.rope import turn_pair
 from dsv41_numba.runtime.backend import empty, launch
 from dsv41_numba.tuned.cluster_launch import Launch, compiled, of_arrays
 from dsv41_numba.tuned.operands import capability
+from dsv41_numba.tuned.packed_rows import WORD_OF, eight_of_compressed, eight_of_window, unpack_rows
 from dsv41_numba.tuned.position import in_memory, reader
 from dsv41_numba.tuned.ptx import (
     copies_commit,
@@ -80,8 +85,9 @@ AT_ONCE = 4  # parts that a group asks for before it uses the first
 
 
 @functools.cache
-def parts_kernel(D: int, early: bool) -> Any:
-    """The kernel that makes the parts, for D dimensions; `early`: the next launch may start while it runs."""
+def parts_kernel(D: int, early: bool, packed: bool) -> Any:
+    """The kernel that makes the parts, for D dimensions; `early`: the next launch may start while it runs; `packed`:
+    the rows are codes and scales."""
     ROW = next(size for size in (128, 256, 512) if size >= D)  # columns in shared memory: 16 or more for each warp
     WORDS, CHUNKS = ROW // 2, ROW // CHUNK
     QUARTER, EIGHTH = ROW // QUARTERS, ROW // WARPS
@@ -90,6 +96,8 @@ def parts_kernel(D: int, early: bool) -> Any:
     WARP_ROWS = 8 // PER_ROW
     Q_ROWS = max(HEADS, WARPS * WARP_ROWS)
     TILES_SHAPE = (1, Q_ROWS + SLOTS, WORDS)
+    WARP_SLOTS, LANE_CHUNKS = SLOTS // WARPS, -(-CHUNKS // 32)
+    WINDOW_SHARERS, COMPRESSED_SHARERS = WINDOW.block // CHUNK, COMPRESSED.block // CHUNK  # chunks with one scale
 
     @cuda.jit(device=True, forceinline=True)
     def copy_row(tiles, row, array, i, there):
@@ -101,12 +109,72 @@ def parts_kernel(D: int, early: bool) -> Any:
                 m, column = (i, chunk * CHUNK) if inside else (int64(0), int64(0))
                 copy_16_bytes(tiles, 0, row, swizzled(row, chunk), array, m, column, 16 if inside else 0)
 
+    # packed rows come in pieces of 32 chunks of a row, PIECES of them for each warp
+    PIECES = WARP_SLOTS * LANE_CHUNKS
+
+    @cuda.jit(device=True, forceinline=True)
+    def place(n):
+        """The row among the slots, and this lane's chunk of it, of a warp's piece n."""
+        return (cuda.threadIdx.x >> 5) * WARP_SLOTS + n // LANE_CHUNKS, n % LANE_CHUNKS * 32 + (cuda.threadIdx.x & 31)
+
+    @cuda.jit(device=True, forceinline=True)
+    def ask(n, own, window_rows, window_scales, compress_rows, compress_scales):
+        """This lane's codes and scale of piece n, zeros where there are none; whether the row is a compressed one."""
+        row, chunk = place(n)
+        W, i = window_rows.shape[0], cuda.shfl_sync(LANES, own, row)
+        codes, scale = uint64(0), uint32(0)
+        if i >= W and chunk * CHUNK < D:
+            codes = uint64(compress_rows[int64(i) - W, chunk])
+            scale = uint32(compress_scales[int64(i) - W, chunk // COMPRESSED_SHARERS])
+        elif i >= 0 and chunk * CHUNK < D:
+            codes = uint64(window_rows[i, chunk])
+            scale = uint32(window_scales[i, chunk // WINDOW_SHARERS])
+        return codes, scale, i >= W
+
+    @cuda.jit(device=True, forceinline=True)
+    def unpack(n, codes, scale, compressed, tiles):
+        """Piece n as bf16 to where the row belongs."""
+        row, chunk = place(n)
+        if compressed:
+            words = eight_of_compressed(uint32(codes & uint64(0xFFFFFFFF)), scale)
+        else:
+            words = eight_of_window(codes, scale)
+        if chunk < CHUNKS:
+            for word in range(4):
+                tiles[0, Q_ROWS + row, swizzled(Q_ROWS + row, chunk) + word] = words[word]
+
+    def from_piece(n: int) -> Any:
+        """The function that brings pieces n and up: it asks for one, has the later ones brought, then unpacks its own.
+
+        So all of them are on their way before the first is waited for. A loop would need an array of pieces, and have
+        to be unrolled for that to be registers.
+        """
+        later = from_piece(n + 1) if n + 1 < PIECES else None
+
+        @cuda.jit(device=True, forceinline=True)
+        def this_and_later(tiles, own, window_rows, window_scales, compress_rows, compress_scales):
+            codes, scale, compressed = ask(n, own, window_rows, window_scales, compress_rows, compress_scales)
+            later(tiles, own, window_rows, window_scales, compress_rows, compress_scales)
+            unpack(n, codes, scale, compressed, tiles)
+
+        @cuda.jit(device=True, forceinline=True)
+        def this_alone(tiles, own, window_rows, window_scales, compress_rows, compress_scales):
+            codes, scale, compressed = ask(n, own, window_rows, window_scales, compress_rows, compress_scales)
+            unpack(n, codes, scale, compressed, tiles)
+
+        return this_and_later if later else this_alone
+
+    bring_packed_rows = from_piece(0)
+
     @cuda.jit(launch_bounds=(THREADS, 2))
-    def sparse_decode_parts_kernel(q, window_rows, compress_rows, idx, scale, H, o_parts, sums_parts):
+    def sparse_decode_parts_kernel(
+        q, window_rows, window_scales, compress_rows, compress_scales, idx, scale, H, o_parts, sums_parts
+    ):  # fmt: skip
         """Part blockIdx.x of the slots, for 16 heads from 16 blockIdx.y on of token blockIdx.z.
 
-        q [T H, D] bf16 bits; scale includes log2 e; o_parts [T H parts, D] f32: weights times values, not divided;
-        sums_parts [T H, 2 parts] f32: of each part the maximum times scale, and behind them the sums of the weights.
+        q [T H, D] bf16 bits; packed rows are words of 8 codes, [W, D / 8] uint64 and [G, D / 8] uint32; scale includes
+        log2 e; o_parts [T H parts, D] f32: weights times values, not divided; sums_parts [T H, 2 parts] f32: of each
+        part the maximum times scale, and behind them the sums of the weights.
         """
         tiles = cuda.shared.array(TILES_SHAPE, uint32, 128)
         scores = cuda.local.array((4, 4), float32)  # c0 to c3 of 8 slots each
@@ -127,13 +195,16 @@ def parts_kernel(D: int, early: bool) -> Any:
         for r in range(HEADS // WARPS):
             row = warp * (HEADS // WARPS) + r
             copy_row(tiles, row, q, token * H + h0 + row, h0 + row < H)
-        for r in range(SLOTS // WARPS):
-            row = warp * (SLOTS // WARPS) + r
-            i = cuda.shfl_sync(LANES, own, row)
-            if i >= W:
-                copy_row(tiles, Q_ROWS + row, compress_rows, int64(i) - W, True)
-            else:
-                copy_row(tiles, Q_ROWS + row, window_rows, int64(i), i >= 0)
+        if packed:
+            bring_packed_rows(tiles, own, window_rows, window_scales, compress_rows, compress_scales)
+        else:
+            for r in range(WARP_SLOTS):
+                row = warp * WARP_SLOTS + r
+                i = cuda.shfl_sync(LANES, own, row)
+                if i >= W:
+                    copy_row(tiles, Q_ROWS + row, compress_rows, int64(i) - W, True)
+                else:
+                    copy_row(tiles, Q_ROWS + row, window_rows, int64(i), i >= 0)
         there = uint32(cuda.ballot_sync(LANES, own >= 0))
         copies_commit()
         copies_wait_0()
@@ -280,9 +351,15 @@ def combine_kernel(early: bool, position_of: Any) -> Any:
 
 # ---- host ----------------------------------------------------------------------------------------------------------
 BITS, WORDS_2D = types.Array(types.uint16, 2, "C"), types.Array(types.uint32, 2, "C")
+BYTES, LONGS = types.Array(types.uint8, 2, "C"), types.Array(types.uint64, 2, "C")
 FLOATS, FLOATS_2D = types.Array(types.float32, 1, "C"), types.Array(types.float32, 2, "C")
-PARTS_SIGNATURE = (BITS, BITS, BITS, types.Array(types.int32, 2, "C"), types.float32, types.int64, FLOATS_2D, FLOATS_2D)
 POSITION_IN_MEMORY = types.Array(types.int64, 1, "C")
+
+
+def parts_signature(packed: bool) -> tuple[Any, ...]:
+    window, compressed = (LONGS, WORDS_2D) if packed else (BITS, BITS)
+    indices = types.Array(types.int32, 2, "C")
+    return BITS, window, BYTES, compressed, BYTES, indices, types.float32, types.int64, FLOATS_2D, FLOATS_2D
 
 
 def combine_signature(position_of: Any) -> tuple[Any, ...]:
@@ -291,10 +368,17 @@ def combine_signature(position_of: Any) -> tuple[Any, ...]:
 
 
 @functools.cache
-def compiled_early(D: int, position_of: Any) -> tuple[Any, Any]:
+def compiled_early(D: int, packed: bool, position_of: Any) -> tuple[Any, Any]:
     """The driver's handles of both kernels, each of which may start while the launch before it runs."""
-    makes = compiled(parts_kernel(D, True), PARTS_SIGNATURE, 0)
+    makes = compiled(parts_kernel(D, True, packed), parts_signature(packed), 0)
     return makes, compiled(combine_kernel(True, position_of), combine_signature(position_of), 0)
+
+
+def planes(rows: Any) -> tuple[Any, Any]:
+    """What the kernel is given of rows: bf16 and no scales, or words of 8 codes and their scales."""
+    if isinstance(rows, PackedRows):
+        return rows.codes.view(WORD_OF[rows.format]), rows.scales
+    return rows, empty((0, 0), np.uint8)
 
 
 def launch_decode(
@@ -305,24 +389,28 @@ def launch_decode(
     array [1] int64 that holds it."""
     T, H, D = q.shape
     parts = -(-idx.shape[1] // SLOTS)
+    packed = isinstance(window_rows, PackedRows) and isinstance(compress_rows, PackedRows)
+    if not packed:  # one kernel for both kinds of rows in bf16, one for both packed
+        window_rows, compress_rows = unpack_rows(window_rows), unpack_rows(compress_rows)
+    rows = *planes(window_rows), *planes(compress_rows)
     q, o = q.reshape(T * H, D), o.view(np.uint32).reshape(T * H, D // 2)
     o_parts, sums_parts = empty((T * H * parts, D), np.float32), empty((T * H, 2 * parts), np.float32)
     log2_scale = np.float32(scale * LOG2_E)
     grids = (parts, -(-H // HEADS), T), (H, T, -(-D // COLUMNS))
     blocks = THREADS, COMBINE_THREADS
     if capability() >= (9, 0):
-        makes = [*of_arrays(q, window_rows, compress_rows, idx), ctypes.c_float(float(log2_scale)), ctypes.c_int64(H)]
+        makes = [*of_arrays(q, *rows, idx), ctypes.c_float(float(log2_scale)), ctypes.c_int64(H)]
         makes += of_arrays(o_parts, sums_parts)
         position_of = reader(start_pos)
         combines = of_arrays(o_parts, sums_parts, attn_sink, cos, sin)
         combines += of_arrays(start_pos) if position_of is in_memory else [ctypes.c_int64(start_pos)]
         combines += of_arrays(o)
-        keep = (q, window_rows, compress_rows, idx, attn_sink, cos, sin, start_pos, o, o_parts, sums_parts)
-        functions = compiled_early(D, position_of)
+        keep = (q, *rows, idx, attn_sink, cos, sin, start_pos, o, o_parts, sums_parts)
+        functions = compiled_early(D, packed, position_of)
         for function, grid, block, values in zip(functions, grids, blocks, (makes, combines), strict=True):
             Launch(function, grid, block, 1, 0, values, keep)()
     else:
-        arguments = (q, window_rows, compress_rows, idx, log2_scale, H, o_parts, sums_parts)
-        launch(parts_kernel(D, False), grids[0], blocks[0], *arguments)
+        arguments = (q, *rows, idx, log2_scale, H, o_parts, sums_parts)
+        launch(parts_kernel(D, False, packed), grids[0], blocks[0], *arguments)
         combine = combine_kernel(False, reader(start_pos))
         launch(combine, grids[1], blocks[1], o_parts, sums_parts, attn_sink, cos, sin, start_pos, o)

@@ -23,8 +23,8 @@ CFG = dataclasses.replace(TINY, max_seq=48)
 SOURCES = (1, 2, 3, 20, 21, 24, 25)  # window only; sources and readers at ratio 2 and 1, the mask and who obeys it
 
 
-def filled(x, T, index_keys="released", layers=SOURCES):
-    model = AttnV41(CFG, lambda layer: random_weights(CFG, layer), TUNED, index_keys, layers)
+def filled(x, T, index_keys="released", layers=SOURCES, cache="bf16"):
+    model = AttnV41(CFG, lambda layer: random_weights(CFG, layer), TUNED, index_keys, layers, cache=cache)
     model.prefill(x[:, :T])
     return model
 
@@ -36,11 +36,11 @@ def primed(step):
     return step
 
 
-@pytest.mark.parametrize("index_keys", ["released", "owner"])
+@pytest.mark.parametrize("index_keys, cache", [("released", "bf16"), ("owner", "bf16"), ("released", "packed")])
 @pytest.mark.parametrize("T", [1, 2, 7, 19])
-def test_decode_step_has_the_bits_of_an_ordinary_one(rng, T, index_keys):
+def test_decode_step_has_the_bits_of_an_ordinary_one(rng, T, index_keys, cache):
     x = random_x(rng, CFG, T + 5)
-    eager, model = (filled(x, T, index_keys) for _ in range(2))
+    eager, model = (filled(x, T, index_keys, cache=cache) for _ in range(2))
     step = primed(DecodeStep(model))
     for position in range(T, T + 5):
         now = x[:, position : position + 1]

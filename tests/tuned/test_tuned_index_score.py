@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from dsv41_numba.compare import bf16_steps
+from conftest import random_bf16
+from dsv41_numba.compare import bf16_steps, same_bits
 from dsv41_numba.formats.bf16 import as_bf16
+from dsv41_numba.formats.packed_rows import INDEX_KEY, PackedRows
 from dsv41_numba.ops.index_score import index_score_ref
+from dsv41_numba.ops.packed_rows import pack_rows_ref
 from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import to_device, to_host
 from dsv41_numba.tuned.index_score import index_score, kernel, launch_mma
@@ -16,8 +19,9 @@ pytest.importorskip("numba_cuda", reason="numba-cuda, whose intrinsics hold the 
 
 
 def run(q, w, k, start_pos, ratio):
-    score = backend.empty((len(q), len(k)), np.float32)
-    launch_mma(to_device(q), to_device(w), to_device(k), start_pos, ratio, score)
+    score = backend.empty((len(q), k.shape[0]), np.float32)
+    keys = k.planes(to_device) if isinstance(k, PackedRows) else to_device(k)
+    launch_mma(to_device(q), to_device(w), keys, start_pos, ratio, score)
     return to_host(score)
 
 
@@ -45,6 +49,19 @@ def test_tuned_index_score_matches_the_reference(rng, T, Hi, Di, G, start_pos, r
     print(f"{np.count_nonzero(steps)} of {steps.size} scores are apart, by at most {steps.max(initial=0)} bf16 steps")
     assert steps.max(initial=0) <= ONE_ROUNDING
     assert np.count_nonzero(steps) <= max(2, 0.005 * steps.size)
+
+
+@pytest.mark.parametrize("T, Hi, Di, G, start_pos", [(1, 8, 32, 1, 0), (3, 5, 64, 63, 100), (2, 9, 128, 130, 200)])
+def test_tuned_index_score_of_packed_keys_has_the_bits_of_their_values(rng, T, Hi, Di, G, start_pos):
+    q, w, _ = inputs(rng, T, Hi, Di, G)
+    keys = pack_rows_ref(random_bf16(rng, G, Di, spread=3.0), INDEX_KEY)
+    some = keys.scales[:: max(G // 7, 1)]
+    some[:, 0] = rng.integers(0, 255, len(some))  # of any size
+    expected = run(q, w, keys.to_bf16(), start_pos, 1)
+    assert same_bits(run(q, w, keys, start_pos, 1), expected)
+    on_device = to_device(q), to_device(w)
+    by_table = [index_score(*on_device, k, start_pos, 1) for k in (keys.planes(to_device), to_device(keys.to_bf16()))]
+    assert same_bits(*map(to_host, by_table))
 
 
 def test_tuned_index_score_keeps_a_nan(rng):

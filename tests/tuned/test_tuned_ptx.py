@@ -33,7 +33,7 @@ def sparse_kernel_of(rung, *arguments):
     which, *arguments = arguments
     if which == "combine":
         return module.combine_kernel(*arguments, given), module.combine_signature(given)
-    return module.parts_kernel(*arguments), module.PARTS_SIGNATURE
+    return module.parts_kernel(*arguments), module.parts_signature(arguments[-1])
 
 
 def kernel_of(rung, *arguments):
@@ -101,9 +101,11 @@ KERNELS = [
     ("sparse mma", (512,), AMPERE, r"ldmatrix\.sync\.aligned\.m8n8\.x4\.trans"),
     ("sparse mma", (512,), (12, 0), r"mma\.sync\.aligned\.m16n8k16"),
     ("sparse mma", (96,), (9, 0), r"ex2\.approx\.ftz\.f32"),
-    ("sparse decode", ("parts", 512, True), (9, 0), r"griddepcontrol\.wait"),
-    ("sparse decode", ("parts", 512, False), AMPERE, r"st\.global\.v2\.f32"),
-    ("sparse decode", ("parts", 48, False), AMPERE, r"st\.global\.v2\.f32"),
+    ("sparse decode", ("parts", 512, True, False), (9, 0), r"griddepcontrol\.wait"),
+    ("sparse decode", ("parts", 512, False, False), AMPERE, r"st\.global\.v2\.f32"),
+    ("sparse decode", ("parts", 48, False, False), AMPERE, r"st\.global\.v2\.f32"),
+    ("sparse decode", ("parts", 512, True, True), (9, 0), r"fma\.rn\.bf16x2"),
+    ("sparse decode", ("parts", 96, False, True), AMPERE, r"fma\.rn\.bf16x2"),
     ("sparse decode", ("combine", True), (9, 0), r"ld\.global\.cg\.v4\.f32"),
     ("sparse decode", ("combine", False), AMPERE, r"ld\.global\.cg\.v4\.f32"),
     ("sparse wgmma", (), HOPPER, r"wgmma\.mma_async\.sync\.aligned\.m64n256k16\.f32\.bf16\.bf16"),

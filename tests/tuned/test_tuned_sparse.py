@@ -15,18 +15,24 @@ import golden
 from conftest import random_bf16
 from dsv41_numba.compare import bf16_array, bf16_steps, relative_l2, same_bits, worst_steps
 from dsv41_numba.formats.bf16 import as_bf16
+from dsv41_numba.formats.packed_rows import COMPRESSED, INDEX_KEY, WINDOW, PackedRows
 from dsv41_numba.ops import PLAIN
+from dsv41_numba.ops.packed_rows import pack_rows_ref
 from dsv41_numba.ops.rope import rope_inverse_ref
 from dsv41_numba.ops.sparse_attention import sparse_attention_ref as f32_ref
 from dsv41_numba.runtime import backend
 from dsv41_numba.runtime.backend import to_device, to_host
 from dsv41_numba.tuned import sparse_attention as ladder
 from dsv41_numba.tuned.sparse_attention import BLOCK, Choice, pick, sparse_attention_by, sparse_attention_ref
+from test_packed_rows import every_row
 from test_rope import table
 from test_sparse_attention import float64_attention, recorded_inputs
 from tolerances import ONE_ROUNDING
 
 pytest.importorskip("numba_cuda", reason="numba-cuda, which the tuned kernels need, is not installed")
+
+from dsv41_numba.tuned.packed_rows import unpack_rows
+
 ON_GPU = backend.current().name == "gpu"
 NO_HOPPER = not ON_GPU or cuda.get_current_device().compute_capability != (9, 0)
 
@@ -35,6 +41,7 @@ WEIGHT_STEP = 2.0**-7
 # rounding all weights to bf16 or not makes 1.5e-3; rounding them in the same places but for a few at a boundary 2e-4
 RELATIVE_L2 = 5e-4
 
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="no CUDA device")]
 needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(NO_HOPPER, reason="no GPU of compute capability 9.0")]
 RUNGS = ["mma", "decode", pytest.param("wgmma", marks=needs_hopper)]
 every_rung = pytest.mark.parametrize("name", RUNGS)
@@ -57,7 +64,7 @@ def cases():
     for name, sizes in SIZES.items():
         marks = needs_hopper if name == "wgmma" else []
         yield from (pytest.param(name, *size, id=f"{name}-{size}", marks=marks) for size in sizes)
-        marks = [pytest.mark.gpu, pytest.mark.skipif(not ON_GPU, reason="no CUDA device"), *marks]
+        marks = [*on_gpu, *marks]
         yield from (pytest.param(name, *size, id=f"{name}-{size}", marks=marks) for size in GPU_SIZES[name])
 
 
@@ -75,8 +82,15 @@ def small(rng, name, S=70):
     return inputs(rng, 2, H, D, 4, 30, S)
 
 
+def placed(argument):
+    """An argument where kernels find it."""
+    if isinstance(argument, PackedRows):
+        return argument.planes(to_device)
+    return to_device(argument) if isinstance(argument, np.ndarray) else argument
+
+
 def run(name, *arguments):
-    device = [to_device(a) if isinstance(a, np.ndarray) else a for a in arguments]
+    device = [placed(argument) for argument in arguments]
     return bf16_array(to_host(sparse_attention_by(ladder.rung(name), *device)))
 
 
@@ -105,6 +119,44 @@ def test_tuned_sparse_turns_back_as_rope_inverse_does(rng, name, start_pos):
     turn = *table(64 if name == "wgmma" else 16, 64), start_pos
     o = run(name, *arguments)
     assert same_bits(run(name, *arguments, *turn), rope_inverse_ref(o, *turn))
+
+
+@every_rung
+def test_tuned_sparse_of_packed_rows_has_the_bits_of_their_values(rng, name):
+    """decode reads them as they are, the others unpack them; mixed ones are read too."""
+    q, window, compressed, *rest = small(rng, name)
+    packed = pack_rows_ref(window, WINDOW), pack_rows_ref(compressed, COMPRESSED)
+    values = [rows.to_bf16() for rows in packed]
+    expected = run(name, q, *values, *rest)
+    for rows in (packed, (packed[0], values[1]), (values[0], packed[1])):
+        assert same_bits(run(name, q, *rows, *rest), expected)
+
+
+@pytest.mark.parametrize("D, S", [(96, 33), pytest.param(512, 640, marks=on_gpu)])
+def test_tuned_sparse_decode_reads_packed_rows_of_other_lengths(rng, D, S):
+    """96 dimensions leave room in a tile's rows; slots of both kinds, and empty ones, in one part."""
+    q, window, compressed, *rest = inputs(rng, 2, 17, D, 9, 40, S)
+    packed = pack_rows_ref(window, WINDOW), pack_rows_ref(compressed, COMPRESSED)
+    values = [rows.to_bf16() for rows in packed]
+    assert same_bits(run("decode", q, *packed, *rest), run("decode", q, *values, *rest))
+
+
+@pytest.mark.parametrize("format", [WINDOW, COMPRESSED], ids=lambda format: format.name)
+def test_tuned_sparse_unpacks_every_code_and_scale(format):
+    """But for 0x7F, e4m3's NaN, which the quantiser gives only under a scale that is NaN itself."""
+    rows = every_row(format)
+    got, expected = bf16_array(to_host(unpack_rows(rows.planes(to_device)))), rows.to_bf16()
+    nan = np.isnan(expected)
+    given = (rows.codes & 0x7F != 0x7F) | (rows.scales[:, :1] == 255) if format is WINDOW else np.ones(nan.shape, bool)
+    assert nan[given].any() and np.array_equal(np.isnan(got)[given], nan[given])
+    assert same_bits(got[~nan], expected[~nan])
+
+
+def test_tuned_sparse_unpacks_only_what_attention_reads():
+    with pytest.raises(ValueError, match="rows: expected window rows or compressed rows, got index keys"):
+        unpack_rows(PackedRows.new(INDEX_KEY, 2, 64, backend.empty))
+    rows = to_device(np.zeros((2, 64), np.uint16))
+    assert unpack_rows(rows) is rows and unpack_rows(PackedRows.new(WINDOW, 0, 64, backend.empty)).shape == (0, 64)
 
 
 def test_tuned_sparse_decode_finds_the_position_in_device_memory(rng):

@@ -24,11 +24,11 @@ def test_tuned_table_has_the_keys_of_the_others_and_is_found_by_name():
     ]
 
 
-@pytest.mark.parametrize("name", ["tiny-B", "tiny-C"])
-def test_tuned_table_passes_the_recordings(golden, name):
+@pytest.mark.parametrize(("name", "cache"), [("tiny-B", "bf16"), ("tiny-B", "packed"), ("tiny-C", "packed")])
+def test_tuned_table_passes_the_recordings(golden, name, cache):
     before = PICKED.total()
     checkpoint = Checkpoint(golden / "tiny-weights.safetensors", cfg=TINY)
-    report = check(Recording(golden / f"{name}.safetensors"), TINY, checkpoint.layer, TUNED)
+    report = check(Recording(golden / f"{name}.safetensors"), TINY, checkpoint.layer, TUNED, cache=cache)
     assert report.mismatches() == []
     assert PICKED.total() > before
 

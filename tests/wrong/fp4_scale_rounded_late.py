@@ -3,7 +3,7 @@
 from wrong import Fault
 
 LAST_LINES = """\
-    scale = {decode}({encode}(amax / float32(6.0)))
+    scale = decode_{kind}(fp4_scale_{kind}(amax))
     if i < words:
         low, high = {round_trip}(word & uint32(0xFFFF), {scale}), {round_trip}(word >> uint32(16), {scale})
 """
@@ -23,13 +23,8 @@ FAULT = Fault(
     module="dsv41_numba.ops.quant_fp4",
     changes={HELPER: LATE + HELPER}
     | {
-        LAST_LINES.format(
-            decode=f"decode_{kind}", encode=f"encode_{kind}", round_trip="e2m1_round_trip", scale="scale"
-        ): LAST_LINES.format(
-            decode=f"decode_{kind}",
-            encode=f"encode_{kind}",
-            round_trip="late_round_trip",
-            scale="amax / float32(6.0), scale",
+        LAST_LINES.format(kind=kind, round_trip="e2m1_round_trip", scale="scale"): LAST_LINES.format(
+            kind=kind, round_trip="late_round_trip", scale=f"max(amax, AMAX_FLOOR_{kind.upper()}) / float32(6.0), scale"
         )
         for kind in ("e8m0", "e4m3")
     },
