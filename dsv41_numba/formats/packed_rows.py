@@ -125,14 +125,14 @@ class PackedRows:
 
 @cuda.jit(device=True)
 def e4m3_pair(codes, scale):
-    """The word of two bf16, the first in the low half, of two e4m3 codes (the low 16 bits) and their scale, f32."""
+    """Two e4m3 codes, in the low 16 bits, times an f32 scale: a word of two bf16, the first in the low half."""
     low = uint32(encode_bf16(decode_e4m3(codes & uint32(0xFF)) * scale))
     return low | uint32(uint32(encode_bf16(decode_e4m3((codes >> uint32(8)) & uint32(0xFF)) * scale)) << uint32(16))
 
 
 @cuda.jit(device=True)
 def e2m1_pair(codes, scale):
-    """The same of two e2m1 codes, the low 8 bits."""
+    """Two e2m1 codes, in the low 8 bits, times an f32 scale: a word of two bf16, the first in the low half."""
     low = uint32(encode_bf16(decode_e2m1(codes & uint32(0xF)) * scale))
     return low | uint32(uint32(encode_bf16(decode_e2m1((codes >> uint32(4)) & uint32(0xF)) * scale)) << uint32(16))
 

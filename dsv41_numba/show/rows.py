@@ -1,4 +1,4 @@
-"""Stored rows: how long they are, two codes in a byte, and a block of numbers with its scale."""
+"""Packed rows: how long they are, two codes in a byte, and a block of numbers with its scale."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +10,8 @@ from dsv41_numba.config import FLASH
 from dsv41_numba.formats.bf16 import BF16, as_bf16
 from dsv41_numba.formats.e2m1 import e2m1_to_f32, e2m1_to_packed, f32_to_e2m1, packed_to_e2m1
 from dsv41_numba.formats.e4m3 import e4m3_to_f32
-from dsv41_numba.formats.e8m0 import e8m0_to_f32
-from dsv41_numba.ops.quant_fp4 import BLOCK_E4M3, BLOCK_E8M0, fp4_quantise_e4m3_ref, fp4_quantise_e8m0_ref
-from dsv41_numba.ops.quant_fp8 import BLOCK, fp8_quantise_ref
+from dsv41_numba.formats.packed_rows import COMPRESSED, INDEX_KEY, WINDOW, RowFormat
+from dsv41_numba.ops.packed_rows import REFERENCES, pack_rows_ref
 from dsv41_numba.show.svg import Picture
 
 LEFT = 16
@@ -25,29 +24,37 @@ SIGN, EXPONENT, MANTISSA = ("pale-red", "red"), ("pale-orange", "orange"), ("pal
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to store a row: its quantiser gives codes and scales."""
+    """A way to store a row: its format, and the fields of its codes."""
 
-    name: str
-    block: int
-    quantise: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    format: RowFormat
     code_bits: tuple[int, int, int]  # sign, exponent, mantissa
-    decode: Callable[[np.ndarray], np.ndarray]
-    decode_scale: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def name(self) -> str:
+        codes = "e4m3" if self.format.codes_in_byte == 1 else "e2m1"
+        return f"{codes} with {self.format.scale} scales"
+
+    @property
+    def block(self) -> int:
+        return self.format.block
 
     @property
     def bits(self) -> int:
         return sum(self.code_bits)
 
-    def stored(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes of codes and bytes of scales of rows x [..., D] bf16."""
-        codes, scales = self.quantise(x)
-        return e2m1_to_packed(codes) if self.bits == 4 else codes, scales
+    def quantise(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Codes, one a byte, and scales of rows x [N, D] bf16."""
+        return REFERENCES[self.format](x)
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        """The values of codes, one a byte."""
+        return e4m3_to_f32(codes) if self.format.codes_in_byte == 1 else e2m1_to_f32(codes)
 
 
 KINDS = {
-    "fp8": Kind("e4m3 with e8m0 scales", BLOCK, fp8_quantise_ref, (1, 4, 3), e4m3_to_f32, e8m0_to_f32),
-    "fp4 e8m0": Kind("e2m1 with e8m0 scales", BLOCK_E8M0, fp4_quantise_e8m0_ref, (1, 2, 1), e2m1_to_f32, e8m0_to_f32),
-    "fp4 e4m3": Kind("e2m1 with e4m3 scales", BLOCK_E4M3, fp4_quantise_e4m3_ref, (1, 2, 1), e2m1_to_f32, e4m3_to_f32),
+    "fp8": Kind(WINDOW, (1, 4, 3)),
+    "fp4 e8m0": Kind(INDEX_KEY, (1, 2, 1)),
+    "fp4 e4m3": Kind(COMPRESSED, (1, 2, 1)),
 }
 
 
@@ -63,9 +70,9 @@ def some_rows(rows: int, D: int, seed: int) -> np.ndarray:
 
 
 def row_bytes(kind: str, D: int) -> tuple[int, int]:
-    """Bytes of codes and of scales of one row of D numbers, counted on a stored row."""
-    codes, scales = kind_of(kind).stored(some_rows(1, D, 0))
-    return codes.nbytes, scales.nbytes
+    """Bytes of codes and of scales of one row of D numbers, counted on a packed row."""
+    row = pack_rows_ref(some_rows(1, D, 0), kind_of(kind).format)
+    return row.codes.nbytes, row.scales.nbytes
 
 
 def packed_row(D: int = FLASH.head_dim, kinds: str = "fp8, fp4 e4m3") -> Picture:
@@ -128,7 +135,7 @@ def block(kind: str = "fp8", shown: int = 8, seed: int = 7) -> Picture:
     way = kind_of(kind)
     x = some_rows(1, way.block, seed)
     codes, scales = way.quantise(x)
-    scale = float(way.decode_scale(scales)[0, 0])
+    scale = float(way.format.scale_to_f32(scales)[0, 0])
     numbers = x[0].astype(np.float32)
     back = way.decode(codes)[0] * np.float32(scale)
     assert np.array_equal(back.astype(BF16).astype(np.float32), back), "a product of both fits bf16"
@@ -165,7 +172,7 @@ def ruler(kind: str = "fp4 e4m3", seed: int = 8) -> Picture:
     way = kind_of(kind)
     x = some_rows(1, way.block, seed)
     codes, scales = way.quantise(x)
-    scale = float(way.decode_scale(scales)[0, 0])
+    scale = float(way.format.scale_to_f32(scales)[0, 0])
     numbers, back = x[0].astype(np.float32), way.decode(codes)[0] * np.float32(scale)
     grid = np.unique(way.decode(np.arange(1 << way.bits, dtype=np.uint8)))
     grid = (grid[np.isfinite(grid)] + 0.0) * scale  # + 0.0: -0 is 0's place
