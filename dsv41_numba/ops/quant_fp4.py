@@ -29,7 +29,7 @@ from dsv41_numba.formats.bf16 import as_bf16, decode_bf16, encode_bf16
 from dsv41_numba.formats.e2m1 import decode_e2m1, e2m1_to_f32, encode_e2m1, f32_to_e2m1, pack_e2m1
 from dsv41_numba.formats.e4m3 import decode_e4m3, e4m3_to_f32, encode_e4m3, f32_to_e4m3
 from dsv41_numba.formats.e8m0 import decode_e8m0, e8m0_to_f32, encode_e8m0, f32_to_e8m0
-from dsv41_numba.ops.quant_fp8 import THREADS, group_max, launch_blocks, launch_quantise, split_blocks, word_max
+from dsv41_numba.ops.quant_fp8 import THREADS, launch_blocks, launch_quantise, split_blocks, word_and_amax
 
 BLOCK_E8M0 = 32  # entries that share a scale
 BLOCK_E4M3 = 16
@@ -121,16 +121,10 @@ def fp4_round_trip_e8m0_kernel(x, y):
     """x and y are flat arrays of words of two entries, the first in the low half. One thread a word; 16 neighbours
     share a power-of-two scale."""
     partial = cuda.shared.array(THREADS, uint32)
-    i = cuda.grid(1)
-    words = x.shape[0]
-    # beyond the end stand zeros. No thread leaves early: the others wait for it in group_max
-    word = uint32(0)
-    if i < words:
-        word = x[i]
-    # ref: amax = np.abs(blocks).max(-1)
-    amax = decode_bf16(group_max(word_max(word), partial, BLOCK_E8M0 // 2))
+    word, amax = word_and_amax(x, partial, BLOCK_E8M0 // 2)
     scale = decode_e8m0(fp4_scale_e8m0(amax))
-    if i < words:
+    i = cuda.grid(1)
+    if i < x.shape[0]:
         low, high = e2m1_round_trip(word & uint32(0xFFFF), scale), e2m1_round_trip(word >> uint32(16), scale)
         y[i] = low | high << uint32(16)
 
@@ -139,15 +133,10 @@ def fp4_round_trip_e8m0_kernel(x, y):
 def fp4_round_trip_e4m3_kernel(x, y):
     """`fp4_round_trip_e8m0_kernel` with 8 neighbours a scale, which is the nearest e4m3 number."""
     partial = cuda.shared.array(THREADS, uint32)
-    i = cuda.grid(1)
-    words = x.shape[0]
-    word = uint32(0)
-    if i < words:
-        word = x[i]
-    # ref: amax = np.abs(blocks).max(-1)
-    amax = decode_bf16(group_max(word_max(word), partial, BLOCK_E4M3 // 2))
+    word, amax = word_and_amax(x, partial, BLOCK_E4M3 // 2)
     scale = decode_e4m3(fp4_scale_e4m3(amax))
-    if i < words:
+    i = cuda.grid(1)
+    if i < x.shape[0]:
         low, high = e2m1_round_trip(word & uint32(0xFFFF), scale), e2m1_round_trip(word >> uint32(16), scale)
         y[i] = low | high << uint32(16)
 
@@ -157,12 +146,9 @@ def fp4_quantise_e8m0_kernel(x, codes, scale):
     """x [words] of two bf16 -> codes [words] of two e2m1 in a byte; scale [words / 16] e8m0. One thread a word; 16
     neighbours share a scale, which the first of them writes."""
     partial = cuda.shared.array(THREADS, uint32)
+    word, amax = word_and_amax(x, partial, BLOCK_E8M0 // 2)
+    byte = fp4_scale_e8m0(amax)
     i = cuda.grid(1)
-    word = uint32(0)
-    if i < x.shape[0]:
-        word = x[i]
-    # ref: amax = np.abs(blocks).max(-1)
-    byte = fp4_scale_e8m0(decode_bf16(group_max(word_max(word), partial, BLOCK_E8M0 // 2)))
     if i < x.shape[0]:
         codes[i] = e2m1_codes(word, decode_e8m0(byte))
         if i % (BLOCK_E8M0 // 2) == 0:
@@ -173,12 +159,9 @@ def fp4_quantise_e8m0_kernel(x, codes, scale):
 def fp4_quantise_e4m3_kernel(x, codes, scale):
     """`fp4_quantise_e8m0_kernel` with 8 neighbours a scale, which is the nearest e4m3 number: scale [words / 8]."""
     partial = cuda.shared.array(THREADS, uint32)
+    word, amax = word_and_amax(x, partial, BLOCK_E4M3 // 2)
+    byte = fp4_scale_e4m3(amax)
     i = cuda.grid(1)
-    word = uint32(0)
-    if i < x.shape[0]:
-        word = x[i]
-    # ref: amax = np.abs(blocks).max(-1)
-    byte = fp4_scale_e4m3(decode_bf16(group_max(word_max(word), partial, BLOCK_E4M3 // 2)))
     if i < x.shape[0]:
         codes[i] = e2m1_codes(word, decode_e4m3(byte))
         if i % (BLOCK_E4M3 // 2) == 0:

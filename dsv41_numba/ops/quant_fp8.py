@@ -94,6 +94,20 @@ def word_max(word):
 
 
 @cuda.jit(device=True)
+def word_and_amax(x, partial, width):
+    """This thread's word of x, and the largest magnitude of its block of `width` words; beyond the end stand zeros.
+
+    No thread may leave before: the others wait for it in group_max.
+    """
+    i = cuda.grid(1)
+    word = uint32(0)
+    if i < x.shape[0]:
+        word = x[i]
+    # ref: amax = np.abs(blocks).max(-1)
+    return word, decode_bf16(group_max(word_max(word), partial, width))
+
+
+@cuda.jit(device=True)
 def fp8_scale(amax):
     """The e8m0 byte of a block's scale."""
     # ref: scale = f32_to_e8m0(np.maximum(amax, AMAX_FLOOR) * INVERSE_448)
@@ -124,16 +138,10 @@ def fp8_round_trip_kernel(x, y):
     """x and y are flat arrays of words of two entries, the first in the low half. One thread a word; 16 neighbours
     share a scale."""
     partial = cuda.shared.array(THREADS, uint32)
-    i = cuda.grid(1)
-    words = x.shape[0]
-    # beyond the end stand zeros. No thread leaves early: the others wait for it in group_max
-    word = uint32(0)
-    if i < words:
-        word = x[i]
-    # ref: amax = np.abs(blocks).max(-1)
-    amax = decode_bf16(group_max(word_max(word), partial, WORDS_PER_BLOCK))
+    word, amax = word_and_amax(x, partial, WORDS_PER_BLOCK)
     scale = decode_e8m0(fp8_scale(amax))
-    if i < words:
+    i = cuda.grid(1)
+    if i < x.shape[0]:
         low, high = e4m3_round_trip(word & uint32(0xFFFF), scale), e4m3_round_trip(word >> uint32(16), scale)
         y[i] = low | high << uint32(16)
 
@@ -143,14 +151,10 @@ def fp8_quantise_kernel(x, codes, scale):
     """x [words] of two bf16 -> codes [words] of two e4m3, the first in the low byte; scale [words / 16] e8m0. One
     thread a word; 16 neighbours share a scale, which the first of them writes."""
     partial = cuda.shared.array(THREADS, uint32)
+    word, amax = word_and_amax(x, partial, WORDS_PER_BLOCK)
+    byte = fp8_scale(amax)
     i = cuda.grid(1)
-    words = x.shape[0]
-    word = uint32(0)
-    if i < words:
-        word = x[i]
-    # ref: amax = np.abs(blocks).max(-1)
-    byte = fp8_scale(decode_bf16(group_max(word_max(word), partial, WORDS_PER_BLOCK)))
-    if i < words:
+    if i < x.shape[0]:
         codes[i] = uint16(e4m3_codes(word, decode_e8m0(byte)))
         if i % WORDS_PER_BLOCK == 0:
             scale[i // WORDS_PER_BLOCK] = byte

@@ -4,7 +4,8 @@ from wrong import Fault
 
 LAST_LINES = """\
     scale = decode_{kind}(fp4_scale_{kind}(amax))
-    if i < words:
+    i = cuda.grid(1)
+    if i < x.shape[0]:
         low, high = {round_trip}(word & uint32(0xFFFF), {scale}), {round_trip}(word >> uint32(16), {scale})
 """
 HELPER = """\
