@@ -16,7 +16,8 @@ from dsv41_numba.check import check
 from dsv41_numba.compare import same_bits, worst_steps
 from dsv41_numba.config import FLASH
 from dsv41_numba.formats.bf16 import as_bf16
-from dsv41_numba.ops import PLAIN, REFERENCE
+from dsv41_numba.formats.packed_rows import COMPRESSED, WINDOW
+from dsv41_numba.ops import PLAIN, REFERENCE, table
 from dsv41_numba.recording import Recorder, Recording
 from dsv41_numba.roles import roles
 from dsv41_numba.rules import RULES
@@ -225,6 +226,20 @@ def test_real_size_decode_at_the_last_position():
     assert formula <= most <= formula + UNEXPLAINED_BYTES
 
 
+@pytest.mark.parametrize("ops", ["plain", "tuned"])
+def test_real_size_packed_caches_give_the_bits_of_bf16_caches(ops):
+    """A prefill, decode steps and a chunk, of every kind of layer."""
+    draw = Draw(23)
+    weights = {layer: random_layer_weights(CFG, roles(CFG)[layer], draw) for layer in LAYERS}
+    packed, plain = (
+        AttnV41(SHORT, weights.__getitem__, table(ops), "owner", LAYERS, cache=cache) for cache in ("packed", "bf16")
+    )
+    x = {layer: PLAIN.to_host(draw.bf16(TOKENS + DECODES, CFG.dim)) for layer in LAYERS}
+    for first, last in ((0, TOKENS), (TOKENS, TOKENS + 1), (TOKENS + 1, TOKENS + 2), (TOKENS + 2, TOKENS + DECODES)):
+        outs, expected = (model.decode({n: x[n][first:last] for n in LAYERS}) for model in (packed, plain))
+        assert all(same_bits(outs[layer], expected[layer]) for layer in LAYERS), (first, last)
+
+
 def far_rows(width):
     """Rows of this width that pass FAR elements."""
     return FAR // width + 3
@@ -278,6 +293,21 @@ def test_real_size_offsets_pass_31_bits_in_sparse_attention():
     arguments = (draw.bf16(T, H, D), *rows, PLAIN.to_device(idx), draw.f32(H), CFG.softmax_scale)
     assert min(arguments[0].size, rows[1].size) > 2 * FAR
     verdict = verify("sparse_attention", arguments, PLAIN.sparse_attention(*arguments))
+    print(verdict)
+    assert verdict.ok
+
+
+@pytest.mark.parametrize("ops", ["plain", "tuned"])
+def test_real_size_offsets_pass_31_bits_in_packed_rows(ops):
+    """Bytes of codes, of which the last ones are written and read."""
+    draw, D, S = Draw(29), CFG.head_dim, 40
+    G = 2 * FAR // D + 3
+    rows = PLAIN.pack_rows(draw.bf16(4, D), WINDOW), PLAIN.pack_rows(draw.bf16(G, D), COMPRESSED)
+    assert rows[1].codes.size > FAR
+    idx = np.random.default_rng(0).integers(G - 1000, G, (2, S)).astype(np.int32) + 4  # past the window rows
+    idx[:, 0], idx[0, 1] = -1, 3
+    arguments = (draw.bf16(2, CFG.n_heads, D), *rows, PLAIN.to_device(idx), draw.f32(CFG.n_heads), CFG.softmax_scale)
+    verdict = verify("sparse_attention", arguments, table(ops).sparse_attention(*arguments))
     print(verdict)
     assert verdict.ok
 

@@ -136,7 +136,7 @@ def sizes_fit(index_q: Any, index_k: Any) -> bool:
     _, Hi, Di = index_q.shape
     if Di == 0 or Di % CHUNK != 0 or Di > CHUNK * MAX_CHUNKS or not 0 < Hi <= 8 * MAX_HEAD_TILES:
         return False
-    return on_16_bytes(index_q, key_planes(index_k)[0])
+    return on_16_bytes(index_q, index_k.codes if isinstance(index_k, PackedRows) else index_k)
 
 
 def fits(index_q: Any, index_k: Any) -> bool:
