@@ -106,6 +106,27 @@ def test_packed_rows_come_back_as_the_round_trip_of_every_bf16_pattern(format):
     assert np.array_equal(bits(PLAIN.to_host(by_kernel)), bits(expected))
 
 
+# The scale bytes that a quantiser gives to a block that holds its largest code: from the floor to bf16's end
+GIVEN_SCALES = {WINDOW: range(105, 247), COMPRESSED: range(1, 0x7F), INDEX_KEY: range(1, 253)}
+
+
+@every_format
+def test_packed_rows_packing_what_was_read_gives_every_code_and_scale_again(format):
+    """Every code in each block's turn, beside the largest one, under every scale byte that such a block can have."""
+    codes_of = 256 if format.codes_in_byte == 1 else 16
+    codes = np.array([code for code in range(codes_of) if codes_of == 16 or code & 0x7F != 0x7F], np.uint8)
+    largest = 0x7E if codes_of == 256 else 0x7
+    blocks = [[largest, *np.resize(codes[i:], format.block - 1)] for i in range(0, len(codes), format.block - 1)]
+    row = np.concatenate(blocks).astype(np.uint8)
+    one_byte = row if format.codes_in_byte == 1 else e2m1_to_packed(row)
+    scales = np.array(GIVEN_SCALES[format], np.uint8)
+    rows = PackedRows(format, np.tile(one_byte, (scales.size, 1)), np.repeat(scales[:, None], len(blocks), 1))
+    values = rows.to_bf16()
+    assert np.isfinite(values).all() and set(row) == set(codes)
+    for again in (pack_rows_ref(values, format), pack_rows(to_device(values), format).planes(to_host)):
+        assert same_bits(again.codes, rows.codes) and same_bits(again.scales, rows.scales)
+
+
 @every_format
 @pytest.mark.parametrize("N", [1, 2, 17])
 def test_packed_rows_take_the_bytes_of_their_format(rng, format, N):

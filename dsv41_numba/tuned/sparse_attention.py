@@ -18,7 +18,8 @@ for it, multiply a bf16 weight and then the bf16 of what rounding left of it: as
 in `ops`. A rung is imported when it is first picked: all but plain need numba-cuda.
 
 Rows may be packed (`formats.packed_rows`). decode and plain read them as they are. A prefill names each row hundreds of
-times, so mma and wgmma have all of them unpacked first, once, and then read bf16.
+times, so mma and wgmma have all of them unpacked first, once, into bf16 that lives as long as the call: 2 D bytes a
+row.
 """
 
 import importlib
